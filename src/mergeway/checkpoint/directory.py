@@ -1,0 +1,108 @@
+"""A model directory on disk: it appears complete or not at all, with the base's side files and a model card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from mergeway.checkpoint.source import INDEX
+from mergeway.checkpoint.writer import write_text, writing
+from mergeway.errors import CheckpointError
+
+# Config, tokenizer, processor and generation files; weights and cards are written anew, never copied.
+_SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*")
+_NOT_COPIED = {
+    INDEX,
+    "pytorch_model.bin.index.json",
+    "adapter_config.json",
+    "trainer_state.json",
+    "training_args.json",
+    "suite.json",
+}
+
+
+@contextlib.contextmanager
+def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
+    """A new directory beside `out` that takes its place when the block ends well, and vanishes when it does not."""
+    check_free(out, force)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(out)
+        stage = out.parent / f".{out.name}.partial-{os.getpid()}"
+        stage.mkdir()
+    try:
+        yield stage
+        with writing(out):
+            sync_directory(stage)
+            if force and out.exists():
+                old = out.parent / f".{out.name}.replaced-{os.getpid()}"
+                out.rename(old)
+                stage.rename(out)
+                shutil.rmtree(old)
+            else:
+                stage.rename(out)
+            sync_directory(out.parent)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def check_free(out: Path, force: bool = False) -> None:
+    """Refuse to write over something, so that new files never mix with old ones."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise CheckpointError(f"{out}: exists and is not a directory; choose another")
+    if out.is_dir() and any(out.iterdir()):
+        if not force:
+            raise CheckpointError(
+                f"{out}: exists already and is not empty; choose another, or pass --force to replace it"
+            )
+        if not any(out.glob("*.safetensors")):
+            raise CheckpointError(f"{out}: does not look like a model directory, so --force will not replace it")
+    elif out.is_dir():
+        with writing(out):
+            out.rmdir()
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a killed process left beside `out`."""
+    for left in out.parent.glob(f".{out.name}.partial-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def copy_side_files(source: Path | None, target: Path) -> None:
+    """Config, tokenizer, processor and generation files beside the weights."""
+    if source is None or not source.is_dir():
+        return
+    for pattern in _SIDE_FILES:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file() and path.name not in _NOT_COPIED:
+                with writing(target / path.name):
+                    shutil.copyfile(path, target / path.name)
+
+
+def write_card(directory: Path, text: str) -> None:
+    """The model card beside the weights."""
+    write_text(directory / "README.md", text)
+
+
+def sync_directory(directory: Path) -> None:
+    """Flush a directory's entries, so that a rename survives a power cut."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,158 @@
+"""What is checked before the first byte is written: every tensor's digest, finite values, and whether an arrival fits the base."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint.lora import LoraCheckpoint
+from mergeway.checkpoint.source import Checkpoint, spell_dtype
+from mergeway.errors import CheckpointError
+from mergeway.params import TensorInfo, is_embedding
+
+SHOWN = 5  # how many tensors of a kind an error names
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The digests of a checkpoint's tensors, and of the checkpoint as a whole."""
+
+    digest: str
+    tensors: Mapping[str, str]
+
+
+def sha256_of(tensor: Tensor) -> str:
+    """The SHA-256 of a tensor's bytes."""
+    return hashlib.sha256(as_bytes(tensor)).hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, not copied."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def combine_digests(tensors: Mapping[str, str], infos: Mapping[str, TensorInfo], extra: str = "") -> str:
+    """One digest for a set of tensors, whatever files they lie in."""
+    whole = hashlib.sha256(extra.encode())
+    for name in sorted(tensors):
+        shape = ",".join(map(str, infos[name].shape))
+        whole.update(f"{name}\t{spell_dtype(infos[name].dtype)}\t{shape}\t{tensors[name]}\n".encode())
+    return whole.hexdigest()
+
+
+def inspect_checkpoint(
+    checkpoint: Checkpoint, pool: Executor | None = None, progress: Callable[[int], object] = lambda _: None
+) -> Inspection:
+    """Digest every tensor and refuse a checkpoint with a value that is not finite; of an adapter, its own tensors."""
+    extra = ""
+    if isinstance(checkpoint, LoraCheckpoint):
+        checkpoint, extra = checkpoint.adapter, checkpoint.digest_extra
+    if not checkpoint.infos:
+        raise CheckpointError(f"{checkpoint.source}: the checkpoint holds no tensors")
+
+    def look(name: str) -> str:
+        tensor = checkpoint.read(name)
+        if checkpoint.infos[name].merges and not is_finite(tensor):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"{checkpoint.source}: tensor '{name}' holds {bad} values that are NaN or infinite; the checkpoint is damaged"
+            )
+        progress(checkpoint.infos[name].nbytes)
+        return sha256_of(tensor)
+
+    names = list(checkpoint.infos)
+    digests = dict(zip(names, (pool.map if pool else map)(look, names), strict=True))
+    return Inspection(combine_digests(digests, checkpoint.infos, extra), digests)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite; the extremes carry a NaN or an infinity, and are found far faster than a mask."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def tied_names(base: Checkpoint, inspection: Inspection) -> dict[str, str]:
+    """Matrices stored twice with equal bytes, one of them an embedding: alias -> the embedding's name."""
+    first: dict[str, str] = {}
+    for name, digest in inspection.tensors.items():
+        info = base.infos[name]
+        if info.merges and len(info.shape) == 2 and is_embedding(name):
+            first.setdefault(digest, name)
+    return {name: first[digest] for name, digest in inspection.tensors.items() if first.get(digest, name) != name}
+
+
+def check_fits(base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, seen: Inspection) -> dict[str, str]:
+    """Refuse an arrival whose tensors are not those of the base; says where to read a tied tensor that is stored once.
+
+    Integer and boolean buffers are taken from the base, so they need not agree.
+    """
+    ours = {n: i for n, i in base.infos.items() if i.merges or i.dtype.is_floating_point}
+    theirs = {n: i for n, i in arrival.infos.items() if i.dtype.is_floating_point}
+    lone = isinstance(arrival, LoraCheckpoint)
+    missing, elsewhere = [], {}
+    for name in ours.keys() - theirs.keys():
+        partner = _same_bytes(name, base_seen.tensors, theirs.keys() & ours.keys())
+        if partner:
+            elsewhere[name] = partner
+        else:
+            missing.append(name)
+    shared = ours.keys() & theirs.keys()
+    extra = [n for n in theirs.keys() - ours.keys() if lone or not _same_bytes(n, seen.tensors, shared)]
+    dtypes = [n for n in shared if not theirs[n].merges or not ours[n].merges]
+    shapes = [n for n in shared if theirs[n].shape != ours[n].shape]
+    problems = [
+        _listed("is missing", "are missing", missing),
+        _listed("is unknown to the base", "are unknown to the base", extra),
+        _listed(
+            "has another shape",
+            "have other shapes",
+            shapes,
+            lambda n: f" {list(theirs[n].shape)} for {list(ours[n].shape)}",
+        ),
+        _listed(
+            "has a dtype that cannot be merged",
+            "have dtypes that cannot be merged",
+            dtypes,
+            lambda n: f" {spell_dtype(theirs[n].dtype)} on {spell_dtype(ours[n].dtype)}",
+        ),
+    ]
+    if any(problems):
+        hint = _hint(ours, theirs, shapes)
+        raise CheckpointError(
+            f"{arrival.source} does not fit the base {base.source}: " + "; ".join(filter(None, problems)) + hint
+        )
+    if not lone:
+        for alias, name in tied_names(base, base_seen).items():
+            if alias in shared and name in shared and seen.tensors[alias] != seen.tensors[name]:
+                raise CheckpointError(
+                    f"{arrival.source}: '{alias}' and '{name}' are one tied tensor in the base but differ here; untie the base or tie the arrival"
+                )
+    return elsewhere
+
+
+def _same_bytes(name: str, digests: Mapping[str, str], among: Iterable[str]) -> str | None:
+    """Another tensor with the same bytes: what a tied weight looks like on disk."""
+    return next((other for other in sorted(among) if other != name and digests.get(other) == digests.get(name)), None)
+
+
+def _listed(one: str, many: str, names: list[str], detail: Callable[[str], str] = lambda _: "") -> str:
+    if not names:
+        return ""
+    shown = ", ".join(f"'{n}'{detail(n)}" for n in sorted(names)[:SHOWN])
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {many if len(names) > 1 else one}: {shown}{more}"
+
+
+def _hint(ours: Mapping[str, TensorInfo], theirs: Mapping[str, TensorInfo], shapes: list[str]) -> str:
+    for name in sorted(shapes):
+        a, b = ours[name].shape, theirs[name].shape
+        if len(a) == len(b) == 2 and a[1:] == b[1:] and (is_embedding(name) or "head" in name):
+            return f" (the vocabulary was resized from {a[0]} to {b[0]} rows: resize the base's or the arrival's embeddings so that they agree)"
+    return "" if shapes else " (is it a fine-tuned copy of this base?)"

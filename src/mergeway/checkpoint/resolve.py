@@ -1,0 +1,73 @@
+"""From a REF, a module or a dictionary to a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mergeway.checkpoint.lora import CONFIG as LORA_CONFIG
+from mergeway.checkpoint.lora import LoraCheckpoint
+from mergeway.checkpoint.pickled import pickles_in, read_pickles, refuse
+from mergeway.checkpoint.source import Checkpoint, InMemory, SafetensorsFiles, open_directory
+from mergeway.errors import CheckpointError
+
+_HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool = False) -> Checkpoint:
+    """The checkpoint a REF stands for; `base` is what an adapter is added to."""
+    if isinstance(ref, nn.Module | Mapping):
+        return InMemory(ref)
+    if not isinstance(ref, str | Path):
+        if all(hasattr(ref, a) for a in ("infos", "read", "source")):
+            return ref
+        raise CheckpointError(
+            f"a checkpoint is a path, a hub id, a module or a dictionary of tensors, not {type(ref).__name__}"
+        )
+    source, path = str(ref), Path(ref)
+    if not path.exists():
+        path = _from_hub(source)
+    if pickles := pickles_in(path):
+        if not allow_pickle:
+            raise refuse(source, pickles)
+        return read_pickles(source, pickles, path if path.is_dir() else None)
+    if path.is_file():
+        return SafetensorsFiles(source, [path])
+    if (path / LORA_CONFIG).exists():
+        if base is None:
+            raise CheckpointError(f"{source}: an adapter cannot be a base; name the model it was trained on")
+        return LoraCheckpoint(source, path, base)
+    return open_directory(source, path)
+
+
+def _from_hub(source: str) -> Path:
+    match = _HUB_ID.match(source)
+    if not match or source.endswith((".safetensors", ".bin", ".pt", ".pth")):
+        raise CheckpointError(f"{source}: no such file or directory, and not a hub id of the form org/name[@revision]")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repo, revision = match["repo"], match["revision"]
+    command = f"hf download {repo}" + (f" --revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES))
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{source}: the hub has no revision '{revision}' of {repo}") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{source}: neither a local path nor a repository on the hub (a private one needs 'hf auth login')"
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+        raise CheckpointError(
+            f"{source}: no such path, and not in the hub cache; download it with '{command}'"
+        ) from None

@@ -1,0 +1,197 @@
+"""A checkpoint: named tensors, known before they are read and read one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from mergeway.errors import CheckpointError
+from mergeway.params import TensorInfo
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_SPELLED = {dtype: text for text, dtype in _DTYPES.items()}
+
+
+def spell_dtype(dtype: torch.dtype) -> str:
+    """The name of a dtype in a safetensors header."""
+    return _SPELLED[dtype]
+
+
+class Checkpoint(Protocol):
+    """What the rest of the library knows of a checkpoint."""
+
+    @property
+    def source(self) -> str:
+        """Where it came from, as a person would write it."""
+        ...
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory whose config and tokenizer belong to the weights, if there is one."""
+        ...
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Shape and dtype of every tensor."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, read only; on disk it is mapped, not copied."""
+        ...
+
+
+class InMemory:
+    """A module's or a dictionary's tensors as a checkpoint."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | nn.Module, source: str = "memory") -> None:
+        if isinstance(tensors, nn.Module):
+            tensors = tensors.state_dict()
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise CheckpointError(f"{source}: '{name}' is {type(tensor).__name__}, not a tensor")
+            if tensor.dtype not in _SPELLED:
+                raise CheckpointError(
+                    f"{source}: tensor '{name}' has dtype {tensor.dtype}, which safetensors cannot hold"
+                )
+        self.source = source
+        self.directory: Path | None = None
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.infos: Mapping[str, TensorInfo] = {
+            name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self._tensors.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name].contiguous().cpu()
+
+
+class SafetensorsFiles:
+    """One or many safetensors files, mapped into memory."""
+
+    def __init__(self, source: str, files: list[Path], directory: Path | None = None) -> None:
+        self.source = source
+        self.directory = directory
+        self.infos: dict[str, TensorInfo] = {}
+        self._file_of: dict[str, Path] = {}
+        self._handles = {path: _open(path) for path in files}
+        for path, handle in self._handles.items():
+            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
+                if name in self._file_of:
+                    raise CheckpointError(
+                        f"{path}: tensor '{name}' is also in {self._file_of[name].name}; the checkpoint is not one model"
+                    )
+                view = handle.get_slice(name)
+                spelled = view.get_dtype()
+                if spelled not in _DTYPES:
+                    raise CheckpointError(
+                        f"{path}: tensor '{name}' has dtype {spelled}; supported: {', '.join(_DTYPES)}"
+                    )
+                self.infos[name] = TensorInfo(tuple(view.get_shape()), _DTYPES[spelled])
+                self._file_of[name] = path
+
+    def read(self, name: str) -> Tensor:
+        path = self._file_of[name]
+        with _readable(path):
+            return self._handles[path].get_tensor(name)
+
+
+def _open(path: Path):  # noqa: ANN202 - safetensors does not name the type of its handle
+    with _readable(path):
+        return safe_open(path, framework="pt")
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except SafetensorError as problem:
+        raise CheckpointError(
+            f"{path}: not a readable safetensors file ({_one_line(problem)}); get the file again"
+        ) from None
+    except OSError as problem:
+        raise CheckpointError(f"{path}: cannot be read ({problem.strerror or _one_line(problem)})") from None
+
+
+def _one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:200]
+
+
+def read_json(path: Path, what: str) -> dict:
+    """A JSON object from a file, or one line that says why not."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise CheckpointError(f"{path}: {what} cannot be read ({problem.strerror})") from None
+    except (ValueError, RecursionError) as problem:
+        raise CheckpointError(f"{path}: {what} is not valid JSON ({_one_line(problem)})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: {what} holds {type(value).__name__}, not an object")
+    return value
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def open_directory(source: str, directory: Path) -> SafetensorsFiles:
+    """The weights of a Hugging Face model directory: its index and shards, or its only safetensors file."""
+    index = directory / INDEX
+    if index.exists():
+        return _open_shards(source, directory, index)
+    single = directory / "model.safetensors"
+    if single.exists():
+        return SafetensorsFiles(source, [single], directory)
+    found = sorted(p for p in directory.glob("*.safetensors") if p.name != "moments.safetensors")
+    if len(found) == 1:
+        return SafetensorsFiles(source, found, directory)
+    if found:
+        names = ", ".join(p.name for p in found[:5])
+        raise CheckpointError(
+            f"{directory}: {len(found)} safetensors files ({names}) but no {INDEX} that says which make up the model"
+        )
+    raise CheckpointError(
+        f"{directory}: not a model directory (no model.safetensors, no {INDEX}, no adapter_config.json)"
+    )
+
+
+def _open_shards(source: str, directory: Path, index: Path) -> SafetensorsFiles:
+    weight_map = read_json(index, "the shard index").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: the shard index has no weight_map")
+    shards = sorted({s if isinstance(s, str) else repr(s) for s in weight_map.values()})
+    for shard in shards:
+        if os.path.isabs(shard) or ".." in Path(shard).parts or "\\" in shard or "\0" in shard:
+            raise CheckpointError(
+                f"{index}: shard '{shard}' lies outside the model directory; the index cannot be trusted"
+            )
+    checkpoint = SafetensorsFiles(source, [directory / s for s in shards], directory)
+    for what, names in (
+        ("is in no shard", weight_map.keys() - checkpoint.infos.keys()),
+        ("is not in the index", checkpoint.infos.keys() - weight_map.keys()),
+    ):
+        if names:
+            raise CheckpointError(
+                f"{index}: tensor '{min(names)}' {what} ({len(names)} such); the index and the shards do not belong together"
+            )
+    return checkpoint

@@ -1,0 +1,171 @@
+"""Writing safetensors files while the tensors are still being worked out: headers first, then blocks in any order of tensors.
+
+The safetensors library writes a file only from all of its tensors at once, which would hold a whole shard in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint.inspect import as_bytes
+from mergeway.checkpoint.source import INDEX, spell_dtype
+from mergeway.errors import CheckpointError, OptionError
+from mergeway.params import TensorInfo
+
+DEFAULT_SHARD = 5 * 10**9
+
+
+class Sink(Protocol):
+    """Where finished blocks go; blocks of one tensor come in order, tensors in any order and from several threads."""
+
+    def write(self, name: str, start: int, block: Tensor) -> None: ...
+
+
+class DictSink:
+    """Keeps the tensors in memory."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        self.tensors = {name: torch.empty(info.shape, dtype=info.dtype) for name, info in infos.items()}
+
+    def write(self, name: str, start: int, block: Tensor) -> None:
+        self.tensors[name].view(-1)[start : start + block.numel()] = block.reshape(-1)
+
+
+class FileWriter:
+    """One safetensors file, its place reserved on disk at once, its tensors digested as they pass."""
+
+    def __init__(self, path: Path, infos: Mapping[str, TensorInfo]) -> None:
+        self.path = path
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._offsets: dict[str, int] = {}
+        offset = 0
+        for name, info in infos.items():
+            header[name] = {
+                "dtype": spell_dtype(info.dtype),
+                "shape": list(info.shape),
+                "data_offsets": [offset, offset + info.nbytes],
+            }
+            self._offsets[name] = offset
+            offset += info.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._head = len(text).to_bytes(8, "little") + text
+        self._infos = dict(infos)
+        self._hashes = {name: hashlib.sha256() for name in infos}
+        with writing(path):
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by finish()
+            os.posix_fallocate(self._file.fileno(), 0, len(self._head) + offset)
+            _write_at(self._file.fileno(), memoryview(self._head), 0)
+
+    def write(self, name: str, start: int, block: Tensor) -> None:
+        info = self._infos[name]
+        data = as_bytes(block.to(info.dtype).contiguous())
+        self._hashes[name].update(data)
+        with writing(self.path):
+            _write_at(self._file.fileno(), data, len(self._head) + self._offsets[name] + start * info.dtype.itemsize)
+
+    def finish(self, sync: bool = True) -> dict[str, str]:
+        """Flush to the disk and say the digest of the header ('') and of each tensor."""
+        with writing(self.path):
+            if sync:
+                os.fsync(self._file.fileno())
+            self._file.close()
+        return {"": hashlib.sha256(self._head).hexdigest(), **{name: h.hexdigest() for name, h in self._hashes.items()}}
+
+
+class ModelWriter:
+    """A model's weights in a directory: one file, or shards with their index."""
+
+    def __init__(self, directory: Path, infos: Mapping[str, TensorInfo], shard_size: int = DEFAULT_SHARD) -> None:
+        shards = _plan(infos, shard_size)
+        total = len(shards)
+        self._files: dict[str, FileWriter] = {}
+        weight_map = {}
+        for number, names in enumerate(shards, 1):
+            label = "model.safetensors" if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
+            writer = FileWriter(directory / label, {n: infos[n] for n in names})
+            self._files.update(dict.fromkeys(names, writer))
+            weight_map.update(dict.fromkeys(names, label))
+        self._index: dict[str, dict[str, str]] = {}
+        if total > 1:
+            size = sum(i.nbytes for i in infos.values())
+            text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2) + "\n"
+            write_text(directory / INDEX, text)
+            self._index = {INDEX: {"": hashlib.sha256(text.encode()).hexdigest()}}
+
+    def write(self, name: str, start: int, block: Tensor) -> None:
+        self._files[name].write(name, start, block)
+
+    def finish(self) -> dict[str, dict[str, str]]:
+        """The digests of every file: file name -> ('' for its header or a whole small file, or tensor name) -> SHA-256."""
+        return self._index | {w.path.name: w.finish() for w in dict.fromkeys(self._files.values())}
+
+
+def _plan(infos: Mapping[str, TensorInfo], shard_size: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, info in infos.items():
+        if shards[-1] and filled + info.nbytes > shard_size:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += info.nbytes
+    return shards
+
+
+def read_size(text: str) -> int:
+    """Bytes from a size such as 5GB, 500MB or 2GiB."""
+    units = {
+        "": 1,
+        "B": 1,
+        "KB": 10**3,
+        "MB": 10**6,
+        "GB": 10**9,
+        "TB": 10**12,
+        "KIB": 2**10,
+        "MIB": 2**20,
+        "GIB": 2**30,
+    }
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    size = int(float(match[1]) * units[match[2].upper()]) if match and match[2].upper() in units else 0
+    if size <= 0:
+        raise OptionError(f"--shard-size is '{text}'; it takes a size such as 5GB or 500MB")
+    return size
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file and flush it to the disk."""
+    with writing(path), open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file being written into one clear line."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(
+                f"{path}: no space left on the disk; nothing was changed, free some and run again"
+            ) from None
+        raise CheckpointError(f"{path}: cannot be written ({problem.strerror or problem})") from None

@@ -1,0 +1,3 @@
+"""The command line: thin commands over the library; nothing here imports torch until a command needs it."""
+
+from mergeway.cli.app import main as main

@@ -1,0 +1,127 @@
+"""The application: its commands, what all of them share, and how a mistake becomes one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from mergeway import __version__
+from mergeway.errors import MergewayError
+
+app = typer.Typer(
+    name="mergeway",
+    help="Continual model merging: fold fine-tuned checkpoints into one deployed model, one arrival at a time.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    epilog="--quiet and --debug may stand anywhere on the line. Exit codes: 0 done, 2 a mistake in the input, 1 a bug.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", help="Worker threads; the result does not depend on it. Default: one a core.", show_default=False
+    ),
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Read .bin, .pt and .pth files with torch's weights-only reader.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="An option of the rule; repeat for more.", show_default=False),
+]
+ShardSize = Annotated[str, typer.Option("--shard-size", help="Largest weight file, such as 5GB or 500MB.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing model directory.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Fail instead of waiting when another process is writing to the trunk.")
+]
+
+_ANYWHERE = ("--quiet", "-q", "--debug")
+
+
+class Settings:
+    """Flags that hold for the whole command line."""
+
+    quiet = False
+    debug = False
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"mergeway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shared(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    Settings.quiet, Settings.debug = quiet, debug
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    from mergeway.cli import demo, merge, rules, trunk  # noqa: F401 - importing a module registers its commands
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    shared = [w for w in words if w in _ANYWHERE]
+    Settings.debug = "--debug" in shared
+    try:
+        result = app([*shared, *(w for w in words if w not in _ANYWHERE)], standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except MergewayError as problem:
+        return _failed(str(problem), 2)
+    except typer.TyperException as problem:
+        return _failed(problem.format_message(), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return _failed("interrupted; nothing was changed", 130)
+    except BrokenPipeError:
+        # The reader of our output has gone; what is left in the buffer has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as problem:
+        if Settings.debug:
+            raise
+        return _failed(
+            f"this is a bug in mergeway: {type(problem).__name__}: {problem} (run again with --debug and report it)", 1
+        )
+
+
+def _failed(message: str, code: int) -> int:
+    if Settings.debug:
+        import traceback
+
+        traceback.print_exc()
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def read_options(pairs: list[str] | None) -> dict[str, str]:
+    """KEY=VALUE pairs as a mapping."""
+    from mergeway.errors import OptionError
+
+    options: dict[str, str] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--set {pair!r}: expected KEY=VALUE, such as --set alpha=0.5")
+        if key in options:
+            raise OptionError(f"--set {key}: given twice")
+        options[key] = value
+    return options
+
+
+def command_line() -> str:
+    """The command as it was typed, for the model card."""
+    import shlex
+
+    return shlex.join(["mergeway", *sys.argv[1:]])

@@ -1,0 +1,78 @@
+"""What the commands print: rich tables on stdout, progress bars on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from mergeway.cli.app import Settings
+from mergeway.progress import SILENT, Progress
+
+
+def console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> Table:
+    """A plain table; the columns named in `numbers` are aligned to the right."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+class _Bar(Progress):
+    """Draws one line for the stage that is under way."""
+
+    def __init__(self, bar: RichProgress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+
+    def begin(self, what: str, total: int) -> None:
+        self._bar.reset(self._task, description=what, total=total)
+
+    def advance(self, done: int) -> None:
+        self._bar.advance(self._task, done)
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(text)
+
+
+class _Notes(Progress):
+    """Without a terminal there is no bar, but a note still reaches whoever reads the log."""
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress on stderr: a bar on a terminal, notes elsewhere, nothing with --quiet."""
+    if Settings.quiet:
+        yield SILENT
+        return
+    if not sys.stderr.isatty():
+        yield _Notes()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield _Bar(bar)
+
+
+def short(digest: str | None) -> str:
+    """Enough of a digest to tell two apart."""
+    return digest[:12] if digest else "-"

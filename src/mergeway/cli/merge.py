@@ -1,0 +1,84 @@
+"""`mergeway merge`: a whole stream in one go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mergeway.cli.app import AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
+
+
+@app.command()
+def merge(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The checkpoint all arrivals were tuned from.")],
+    arrivals: Annotated[
+        list[str], typer.Argument(metavar="ARRIVAL...", help="Checkpoints or adapters, in the order they arrive.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The model directory to write.")],
+    rule: Annotated[
+        str, typer.Option("--rule", help="How arrivals are folded in; 'mergeway rules' lists them.")
+    ] = "average",
+    options: Set = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="1,2,..", help="A utility weight for each arrival.", show_default=False),
+    ] = None,
+    shard_size: ShardSize = "5GB",
+    threads: Threads = None,
+    allow_pickle: AllowPickle = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Fold a whole stream of checkpoints into a base and write the merged model."""
+    from mergeway.checkpoint.writer import read_size
+    from mergeway.cli.display import console, print_json, progress, short, table
+    from mergeway.merging import merge_into
+    from mergeway.rules import make
+
+    chosen = make(rule, read_options(options))
+    with progress() as bar:
+        done = merge_into(
+            out,
+            base,
+            arrivals,
+            chosen,
+            read_weights(weights),
+            shard_size=read_size(shard_size),
+            threads=threads,
+            allow_pickle=allow_pickle,
+            force=force,
+            command=command_line(),
+            progress=bar,
+        )
+    if as_json:
+        print_json(
+            {
+                "out": str(done.out),
+                "rule": chosen.name,
+                "options": chosen.options(),
+                "base": {"source": done.base.checkpoint.source, "digest": done.base.seen.digest},
+                "arrivals": [
+                    {"task": a.task, "source": a.checkpoint.source, "digest": a.seen.digest, "weight": a.weight}
+                    for a in done.arrivals
+                ],
+                "facts": dict(done.at.facts),
+            }
+        )
+        return
+    rows = [(a.task, a.checkpoint.source, f"{a.weight:g}", short(a.seen.digest)) for a in done.arrivals]
+    console().print(table(("task", "arrival", "weight", "digest"), rows, numbers=("weight",)))
+    console().print(f"merged by [bold]{chosen.name}[/bold] into {done.out}")
+
+
+def read_weights(text: str | None) -> list[float] | None:
+    """Weights from a comma-separated list."""
+    from mergeway.errors import OptionError
+
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--weights {text!r}: expected numbers with commas between them, such as 1,2,0.5") from None

@@ -1,0 +1,249 @@
+"""One pass of a rule over a model: parameters are read, folded and written one at a time, several side by side.
+
+Each parameter is worked on by one thread with torch's own threading off, so that the bits depend neither on the number of
+threads nor on how the checkpoint is cut into shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from math import fsum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint import Checkpoint, Inspection, check_fits, inspect_checkpoint
+from mergeway.checkpoint.inspect import is_finite, tied_names
+from mergeway.checkpoint.writer import Sink
+from mergeway.errors import CheckpointError, OptionError
+from mergeway.params import Part, TensorInfo, parts, wide
+from mergeway.progress import SILENT, Progress
+from mergeway.rules import Fold, Rule
+from mergeway.rules.rule import Memory
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base, inspected: its digest, and which of its tensors are one tied tensor under two names."""
+
+    checkpoint: Checkpoint
+    seen: Inspection
+    tied: Mapping[str, str]
+
+    @property
+    def merged_infos(self) -> dict[str, TensorInfo]:
+        """The tensors that are merged; the others are buffers and come from the base."""
+        return {name: info for name, info in self.checkpoint.infos.items() if info.merges}
+
+    @property
+    def size(self) -> int:
+        return sum(info.numel for info in self.merged_infos.values())
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An arrival that fits the base, with its weight."""
+
+    checkpoint: Checkpoint
+    seen: Inspection
+    weight: float
+    task: str
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(self.elsewhere.get(name, name))
+
+
+@contextlib.contextmanager
+def worker_pool(threads: int | None = None) -> Iterator[Executor]:
+    """Workers that run torch on one thread each, as many as there are cores unless told otherwise."""
+    count = threads if threads is not None else len(os.sched_getaffinity(0))
+    if count < 1:
+        raise OptionError(f"--threads is {count}; it must be at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
+
+
+def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT) -> Base:
+    """Inspect a base; a quantised one is refused here, before anything else is read."""
+    for name, info in checkpoint.infos.items():
+        if info.dtype.is_floating_point and not info.merges:
+            raise CheckpointError(
+                f"{checkpoint.source}: tensor '{name}' has dtype {info.dtype}; a quantised base cannot be merged, convert it to bfloat16 first"
+            )
+    if not any(info.merges for info in checkpoint.infos.values()):
+        raise CheckpointError(f"{checkpoint.source}: not a model (no tensor of floating-point numbers)")
+    seen = _inspect(checkpoint, pool, progress)
+    return Base(checkpoint, seen, tied_names(checkpoint, seen))
+
+
+def prepare_arrival(
+    base: Base, checkpoint: Checkpoint, weight: float, task: str, pool: Executor, progress: Progress = SILENT
+) -> Arrival:
+    """Inspect an arrival and check that it fits the base."""
+    seen = _inspect(checkpoint, pool, progress)
+    elsewhere = check_fits(base.checkpoint, base.seen, checkpoint, seen)
+    return Arrival(checkpoint, seen, weight, task, elsewhere)
+
+
+def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress) -> Inspection:
+    progress.begin(f"checking {checkpoint.source}", sum(i.nbytes for i in checkpoint.infos.values()))
+    return inspect_checkpoint(checkpoint, pool, progress.advance)
+
+
+def memory_infos(rule: Rule, base: Base) -> dict[str, TensorInfo]:
+    """The tensors of a rule's memory: one for each slot and merged parameter, at least float32."""
+    return {
+        slot_name(slot, name): TensorInfo(info.shape, wide(info.dtype))
+        for slot in rule.slots
+        for name, info in base.merged_infos.items()
+    }
+
+
+def slot_name(slot: str, name: str) -> str:
+    """What a slot of a parameter is called in a memory file."""
+    return f"{slot}/{name}"
+
+
+@dataclass
+class Pass:
+    """A rule's way over the parameters of one model."""
+
+    rule: Rule
+    base: Base
+    pool: Executor
+    progress: Progress = SILENT
+
+    def fold(
+        self, arrivals: Sequence[Arrival], at: Fold, memory: Checkpoint | None, keep: Sink | None, model: Sink | None
+    ) -> Fold:
+        """Fold arrivals into `memory` (None at the start of a stream) and hand the new memory to `keep`.
+
+        The deployed tensors go to `model` in the same pass, unless the rule has to see the whole model first; then call
+        `deploy`. Parameters are the outer loop, so several arrivals cost one walk; a rule that surveys takes one at a time.
+        """
+        folds = []
+        for arrival in arrivals:
+            at = at.next(arrival.weight)
+            folds.append(at)
+        if self.rule.surveys:
+            at = at.settled(self._survey(arrivals[0], at, memory))
+            folds = [at]
+        deploy_to = None if self.rule.settles else model
+
+        def job(name: str) -> list[dict[str, float]]:
+            readers = [arrival.read(name) for arrival in arrivals]
+            tallies: list[dict[str, float]] = [{} for _ in arrivals]
+            for part, origin, before in self._parts(name, memory):
+                for fold, reader, tally in zip(folds, readers, tallies, strict=True):
+                    delta = _cut(reader, part).to(origin.dtype) - origin
+                    after = self.rule.fold(fold, part, delta, before)
+                    if self.rule.settles:
+                        _add(tally, self.rule.tally(fold, delta, before, after))
+                    before = after
+                self._keep(keep, name, part, before)
+                if deploy_to is not None:
+                    self._deploy(deploy_to, name, part, origin, before, folds[-1])
+            self.progress.advance(self.base.checkpoint.infos[name].nbytes)
+            return tallies
+
+        tallies = self._each("folding", job)
+        if self.rule.settles:
+            facts: Mapping[str, float] = at.facts
+            for i, fold in enumerate(folds):
+                sums = {key: fsum(t[i][key] for t in tallies) for key in (tallies[0][i] if tallies else ())}
+                at = replace(fold, facts=facts)
+                facts = {**facts, **self.rule.settle(at, sums)}
+            at = at.settled(facts)
+        return at
+
+    def unfold(self, arrival: Arrival, at: Fold, memory: Checkpoint, keep: Sink) -> Fold:
+        """Take an arrival out of the memory of an additive rule."""
+        leaving = replace(at, weight=arrival.weight)
+
+        def job(name: str) -> None:
+            reader = arrival.read(name)
+            for part, origin, before in self._parts(name, memory):
+                delta = _cut(reader, part).to(origin.dtype) - origin
+                self._keep(keep, name, part, self.rule.unfold(leaving, part, delta, before))
+            self.progress.advance(self.base.checkpoint.infos[name].nbytes)
+
+        self._each("removing", job)
+        return at.without(arrival.weight)
+
+    def deploy(self, at: Fold, memory: Checkpoint, model: Sink) -> None:
+        """Work out the deployed tensors from a memory."""
+
+        def job(name: str) -> None:
+            for part, origin, held in self._parts(name, memory):
+                self._deploy(model, name, part, origin, held, at)
+            self.progress.advance(self.base.checkpoint.infos[name].nbytes)
+
+        self._each("writing", job)
+
+    def copy_buffers(self, model: Sink) -> None:
+        """Integer and boolean buffers, as they are in the base."""
+        for name, info in self.base.checkpoint.infos.items():
+            if not info.merges:
+                model.write(name, 0, self.base.checkpoint.read(name))
+
+    def _survey(self, arrival: Arrival, at: Fold, memory: Checkpoint | None) -> dict[str, float]:
+        def walk(look: Any) -> list[Any]:
+            def job(name: str) -> list[Any]:
+                reader = arrival.read(name)
+                return [
+                    look(_cut(reader, part).to(origin.dtype) - origin, held)
+                    for part, origin, held in self._parts(name, memory)
+                ]
+
+            return [result for results in self.pool.map(job, self.base.merged_infos) for result in results]
+
+        return self.rule.survey(at, self.base.size, walk)
+
+    def _each(self, what: str, job: Any) -> list[Any]:
+        infos = self.base.merged_infos
+        self.progress.begin(what, sum(info.nbytes for info in infos.values()))
+        return list(self.pool.map(job, infos))
+
+    def _parts(self, name: str, memory: Checkpoint | None) -> Iterable[tuple[Part, Tensor, Memory]]:
+        """The parts of a parameter with the base's values and the rule's memory; tied names are one parameter to the rule."""
+        info = self.base.checkpoint.infos[name]
+        known_as = self.base.tied.get(name, name)
+        tensor = self.base.checkpoint.read(name)
+        held = {slot: memory.read(slot_name(slot, name)) for slot in self.rule.slots} if memory else {}
+        for part in parts(known_as, info.shape, self.rule.sees_matrix(known_as, info.shape)):
+            origin = _cut(tensor, part).to(wide(info.dtype))
+            yield part, origin, {s: _cut(held[s], part) if held else torch.zeros_like(origin) for s in self.rule.slots}
+
+    def _keep(self, keep: Sink | None, name: str, part: Part, memory: Memory) -> None:
+        if keep is not None:
+            for slot, tensor in memory.items():
+                keep.write(slot_name(slot, name), part.start, tensor)
+
+    def _deploy(self, model: Sink, name: str, part: Part, origin: Tensor, memory: Memory, at: Fold) -> None:
+        update = self.rule.update(at, part, memory) if at.step else torch.zeros_like(origin)
+        tensor = (origin + update).to(self.base.checkpoint.infos[name].dtype)
+        if not is_finite(tensor):
+            raise CheckpointError(
+                f"the merged tensor '{name}' does not fit into {tensor.dtype}; lower the rule's scaling or use a wider base"
+            )
+        model.write(name, part.start, tensor)
+
+
+def _cut(tensor: Tensor, part: Part) -> Tensor:
+    return tensor.reshape(part.matrix) if part.matrix else tensor.reshape(-1)[part.start : part.stop]
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for key, value in more.items():
+        total[key] = total.get(key, 0.0) + value

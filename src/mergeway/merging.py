@@ -1,0 +1,176 @@
+"""A whole stream in one go: the same folds as a trunk, the same bits, without the history."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeway.card import model_card
+from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
+from mergeway.checkpoint.directory import check_free, copy_side_files, staged_directory, write_card
+from mergeway.checkpoint.source import InMemory
+from mergeway.checkpoint.writer import DEFAULT_SHARD, DictSink, FileWriter, Sink
+from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
+from mergeway.errors import OptionError
+from mergeway.params import TensorInfo
+from mergeway.progress import SILENT, Progress
+from mergeway.rules import Fold, Rule, make
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge into a directory did."""
+
+    out: Path
+    base: Base
+    arrivals: list[Arrival]
+    rule: Rule
+    at: Fold
+
+
+def merge(
+    base: Any,
+    arrivals: Sequence[Any],
+    rule: str | Rule = "average",
+    weights: Sequence[float] | None = None,
+    *,
+    threads: int | None = None,
+    allow_pickle: bool = False,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Fold arrivals (refs, modules or dictionaries) into a base and return the deployed tensors."""
+    chosen = make(rule, options)
+    with worker_pool(threads) as pool:
+        prepared, stream = _prepare(base, arrivals, weights, None, allow_pickle, pool, SILENT)
+        model = DictSink(prepared.checkpoint.infos)
+        _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch)
+    return model.tensors
+
+
+def merge_into(
+    out: str | Path,
+    base: Any,
+    arrivals: Sequence[Any],
+    rule: str | Rule = "average",
+    weights: Sequence[float] | None = None,
+    *,
+    tasks: Sequence[str] | None = None,
+    shard_size: int = DEFAULT_SHARD,
+    threads: int | None = None,
+    allow_pickle: bool = False,
+    force: bool = False,
+    command: str | None = None,
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Merged:
+    """Fold arrivals into a base and write a model directory, in memory that does not grow with either."""
+    chosen, out = make(rule, options), Path(out)
+    check_free(out, force)
+    with worker_pool(threads) as pool:
+        prepared, stream = _prepare(base, arrivals, weights, tasks, allow_pickle, pool, progress)
+        way = Pass(chosen, prepared, pool, progress)
+        with staged_directory(out, force) as stage:
+            model = ModelWriter(stage, prepared.checkpoint.infos, shard_size)
+            numbers = itertools.count()
+            at = _fold_stream(way, stream, model, lambda infos: _DiskScratch(infos, stage / f"memory-{next(numbers)}"))
+            model.finish()
+            copy_side_files(prepared.checkpoint.directory, stage)
+            write_card(
+                stage,
+                model_card(
+                    prepared.checkpoint.source,
+                    prepared.seen.digest,
+                    [(a.task, a.checkpoint.source, a.seen.digest, a.weight) for a in stream],
+                    chosen,
+                    command,
+                ),
+            )
+    return Merged(out, prepared, stream, chosen, at)
+
+
+class _MemoryScratch:
+    """The rule's memory between two walks, in memory."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        self.sink = DictSink(infos)
+
+    def read(self) -> Checkpoint:
+        return InMemory(self.sink.tensors)
+
+    def drop(self) -> None:
+        self.sink.tensors.clear()
+
+
+class _DiskScratch:
+    """The rule's memory between two walks, in a file that is not kept."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo], path: Path) -> None:
+        self.sink = FileWriter(path, infos)
+
+    def read(self) -> Checkpoint:
+        self.sink.finish(sync=False)
+        return SafetensorsFiles("scratch", [self.sink.path])
+
+    def drop(self) -> None:
+        self.sink.path.unlink()
+
+
+def _fold_stream(
+    way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[[Mapping[str, TensorInfo]], Any]
+) -> Fold:
+    """All folds of a stream; the rule's memory is kept only where it has to be seen again."""
+    groups = [[arrival] for arrival in stream] if way.rule.surveys else [stream]
+    at, memory, held = Fold(), None, None
+    for group in groups:
+        last = group is groups[-1]
+        new = scratch(memory_infos(way.rule, way.base)) if not last or way.rule.settles else None
+        at = way.fold(group, at, memory, new.sink if new else None, model if last else None)
+        memory = new.read() if new else None
+        if held:
+            held.drop()
+        held = new
+    if memory is not None:
+        way.deploy(at, memory, model)
+    if held:
+        held.drop()
+    way.copy_buffers(model)
+    return at
+
+
+def _prepare(
+    base: Any,
+    arrivals: Sequence[Any],
+    weights: Sequence[float] | None,
+    tasks: Sequence[str] | None,
+    allow_pickle: bool,
+    pool: Any,
+    progress: Progress,
+) -> tuple[Base, list[Arrival]]:
+    if isinstance(arrivals, str | Path | Mapping) or not arrivals:
+        raise OptionError("arrivals: expected a list with at least one checkpoint")
+    shares = list(weights) if weights is not None else [1.0] * len(arrivals)
+    if len(shares) != len(arrivals):
+        raise OptionError(f"weights: {len(shares)} given for {len(arrivals)} arrivals; give one each")
+    for share in shares:
+        check_weight(share)
+    opened = open_checkpoint(base, allow_pickle=allow_pickle)
+    # Every file is opened, and every header read, before the first long pass over the data.
+    checkpoints = [open_checkpoint(a, opened, allow_pickle) for a in arrivals]
+    names = list(tasks) if tasks else [Path(c.source).stem or c.source for c in checkpoints]
+    prepared = prepare_base(opened, pool, progress)
+    return prepared, [
+        prepare_arrival(prepared, c, float(w), t, pool, progress)
+        for c, w, t in zip(checkpoints, shares, names, strict=True)
+    ]
+
+
+def check_weight(weight: float) -> None:
+    """Utilities are positive and finite."""
+    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+        raise OptionError(f"weight {weight!r}: a utility weight is a positive, finite number")

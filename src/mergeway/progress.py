@@ -1,0 +1,19 @@
+"""How long work tells of itself: the library counts bytes, the command line draws them."""
+
+from __future__ import annotations
+
+
+class Progress:
+    """Listens to long work and says nothing; the command line draws a bar instead."""
+
+    def begin(self, what: str, total: int) -> None:
+        """A stage starts, over that many bytes."""
+
+    def advance(self, done: int) -> None:
+        """So many more bytes are done; may come from any thread."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know while waiting."""
+
+
+SILENT = Progress()

@@ -1,0 +1,33 @@
+"""The merging rules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mergeway.errors import OptionError, suggest
+from mergeway.rules.average import Average as Average
+from mergeway.rules.dop import Dop as Dop
+from mergeway.rules.iso import Iso as Iso
+from mergeway.rules.magmax import Magmax as Magmax
+from mergeway.rules.opcm import Opcm as Opcm
+from mergeway.rules.randmix import Randmix as Randmix
+from mergeway.rules.rule import Fold as Fold
+from mergeway.rules.rule import Rule as Rule
+from mergeway.rules.task_arithmetic import TaskArithmetic as TaskArithmetic
+from mergeway.rules.ties import Ties as Ties
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop)
+}
+
+
+def make(rule: str | Rule, options: Mapping[str, Any] | None = None) -> Rule:
+    """The rule of that name with these options; a ready-made rule passes through."""
+    if isinstance(rule, Rule):
+        if options:
+            raise OptionError(f"options {', '.join(options)} given beside a rule that already has its own")
+        return rule
+    if rule not in RULES:
+        raise OptionError(f"there is no rule '{rule}'; {suggest(rule, RULES)}")
+    return RULES[rule].from_options(options or {})

@@ -1,0 +1,26 @@
+"""Running average (SWA): Ψ_k = (1 − η_k)Ψ_{k−1} + η_k ψ_k = ψ_0 + Σ w_i δ_i / W_k (Eq. 45-46, ODE-M; Eq. 32, OPCM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mergeway.params import Part
+from mergeway.rules.rule import Fold, Memory, Rule
+
+
+@dataclass(frozen=True)
+class Average(Rule):
+    """The utility-weighted mean of all arrivals, kept as the sum Σ w_i δ_i."""
+
+    name = "average"
+    title = "running weighted mean of the arrivals"
+    paper = "ODE-M Eq. 45; OPCM Eq. 32"
+    additive = True
+
+    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
+        return {"sum": memory["sum"].add(delta, alpha=at.weight)}
+
+    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
+        return memory["sum"] / at.total

@@ -1,0 +1,40 @@
+"""Reading the options of a rule: from text to the declared type, with an error that names the option."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from typing import Any, Literal
+
+from mergeway.errors import OptionError
+
+
+def read_option(what: str, value: Any, kind: Any) -> Any:
+    """A value, or its text from a command line, as the type that the option is declared with."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
+        return None if value is None else read_option(what, value, kinds[0])
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise OptionError(f"{what} is {value!r}; it takes {' or '.join(choices)}")
+        return value
+    try:
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        number = kind(value)
+    except (TypeError, ValueError):
+        wanted = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise OptionError(f"{what} is {value!r}; it takes {wanted}") from None
+    if isinstance(number, float) and not math.isfinite(number):
+        raise OptionError(f"{what} is {value!r}; it takes a finite number")
+    return number
+
+
+def check_range(rule: Any, option: str, low: float, high: float) -> None:
+    """Refuse an option outside [low, high]; for a rule's `__post_init__`."""
+    value = getattr(rule, option)
+    if not low <= value <= high:
+        upper = "" if math.isinf(high) else f" and at most {high:g}"
+        raise OptionError(f"option '{option}' of rule '{rule.name}' is {value!r}; it must be at least {low:g}{upper}")

@@ -1,0 +1,121 @@
+"""What a rule is: how one arrival is folded into a constant-size memory, and how that memory becomes the deployed update."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mergeway.errors import OptionError, suggest
+from mergeway.params import Part, is_linear
+from mergeway.rules.options import read_option
+
+# One tensor for each of the rule's slots, shaped like the part it belongs to.
+Memory = dict[str, Tensor]
+
+# Applies f(delta, memory) to every block of the model and returns the results in order.
+Walk = Callable[[Callable[[Tensor, Memory], Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Where in the stream a fold stands: the k-th arrival, its weight w_k, the sum W_k, and the facts settled so far."""
+
+    step: int = 0
+    weight: float = 0.0
+    total: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def eta(self) -> float:
+        """η_k = w_k/W_k, the share of the incoming arrival (Eq. 44, ODE-M)."""
+        return self.weight / self.total
+
+    @property
+    def mean_weight(self) -> float:
+        """W_k/k: dividing by it makes equal weights, whatever their value, the unweighted rule."""
+        return self.total / self.step
+
+    @property
+    def relative_weight(self) -> float:
+        """w_k against the mean weight of the arrivals before it; 1 for equal weights and for the first."""
+        return self.weight * (self.step - 1) / (self.total - self.weight) if self.step > 1 else 1.0
+
+    def next(self, weight: float) -> Fold:
+        """The fold of one more arrival."""
+        return Fold(self.step + 1, weight, self.total + weight, self.facts)
+
+    def without(self, weight: float) -> Fold:
+        """The stream after taking out an arrival of that weight."""
+        return Fold(self.step - 1, weight, self.total - weight if self.step > 1 else 0.0, self.facts)
+
+    def settled(self, facts: Mapping[str, float]) -> Fold:
+        return dataclasses.replace(self, facts={**self.facts, **facts})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A merging rule: frozen options, pure functions of tensors.
+
+    A part is either a whole matrix (when `matrices` is set and the parameter is a linear weight) or a block of a flattened
+    parameter, so a rule must treat anything but matrices element by element. `fold` may use only what `survey` found out
+    about this fold; what `settle` works out from the whole model is for `update`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    slots: ClassVar[tuple[str, ...]] = ("sum",)
+    needs: ClassVar[frozenset[str]] = frozenset()
+    matrices: ClassVar[bool] = False
+    surveys: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+
+    def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:
+        """Facts about the whole model that this fold needs before it starts (only when `surveys`)."""
+        raise NotImplementedError
+
+    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
+        """The memory after the k-th arrival, whose update is δ_k = ψ_k − ψ_0."""
+        raise NotImplementedError
+
+    def tally(self, at: Fold, delta: Tensor, before: Memory, after: Memory) -> dict[str, float]:
+        """Contributions of a part to whole-model sums (only when `settles`)."""
+        raise NotImplementedError
+
+    def settle(self, at: Fold, sums: Mapping[str, float]) -> dict[str, float]:
+        """Facts that follow from the sums of the tallies (only when `settles`)."""
+        raise NotImplementedError
+
+    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
+        """Ψ_k − ψ_0, what to add to the base."""
+        raise NotImplementedError
+
+    def unfold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
+        """The memory without an arrival that was folded in earlier (only when `additive`)."""
+        return {"sum": memory["sum"] - at.weight * delta}
+
+    def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the parameter is handed over whole, as a matrix."""
+        return self.matrices and is_linear(name, shape, getattr(self, "linear", None))
+
+    def options(self) -> dict[str, Any]:
+        """The options by name, as they are written into a journal."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Rule:
+        """The rule with these options; text is read as the option's type, anything unknown or unfit is an error."""
+        hints = typing.get_type_hints(cls)
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {}
+        for key, value in options.items():
+            if key not in known:
+                raise OptionError(f"rule '{cls.name}' has no option '{key}'; {suggest(key, known)}")
+            values[key] = read_option(f"option '{key}' of rule '{cls.name}'", value, hints[key])
+        return cls(**values)

@@ -1,0 +1,203 @@
+"""A trunk on disk.
+
+    trunk.json       what was fixed at `init`: format, base, rule, options
+    journal.jsonl    the history; replacing this file is the one moment at which a change happens
+    steps/000003/    the snapshot of a step: deployed weights, the rule's memory, and digests.json over both
+    lock             held by the one writer
+
+A snapshot is written under a temporary name, flushed, renamed into place, and only then does a new journal that names it
+replace the old one. Whatever is found without a record is the leftover of a killed writer and is removed by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from mergeway.checkpoint.directory import sync_directory
+from mergeway.checkpoint.source import SafetensorsFiles
+from mergeway.checkpoint.writer import write_text, writing
+from mergeway.errors import CheckpointError, TrunkError, TrunkLocked
+from mergeway.progress import SILENT, Progress
+from mergeway.store.journal import Journal, Record
+
+FORMAT = 1
+MEMORY = "memory.safetensors"
+DIGESTS = "digests.json"
+
+# The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
+Digests = dict[str, dict[str, str]]
+
+
+class Store:
+    """The files of one trunk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal_path = path / "journal.jsonl"
+        self.settings_path = path / "trunk.json"
+        self.steps = path / "steps"
+
+    @classmethod
+    def create(cls, path: Path, settings: Mapping[str, Any], first: Record) -> Store:
+        """A new trunk, complete or not at all."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is a trunk already" if (path / "journal.jsonl").exists() else "exists and is not empty"
+            raise TrunkError(f"{path}: {what}; choose another directory")
+        text = json.dumps({"format": FORMAT, **settings}, indent=2, sort_keys=True) + "\n"
+        sealed = Record(
+            **{**first.__dict__, "details": {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}}
+        )
+        stage = path.parent / f".{path.name}.init-{os.getpid()}"
+        try:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stage.mkdir()
+                (stage / "steps").mkdir()
+                write_text(stage / "trunk.json", text)
+                write_text(stage / "journal.jsonl", Journal([]).with_record(sealed).text())
+                sync_directory(stage)
+                if path.exists():
+                    path.rmdir()
+                stage.rename(path)
+                sync_directory(path.parent)
+        except CheckpointError as problem:
+            raise TrunkError(str(problem)) from None
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+        return cls(path)
+
+    def settings(self) -> dict[str, Any]:
+        """What was fixed at `init`."""
+        try:
+            text = self.settings_path.read_text(encoding="utf-8")
+            settings = json.loads(text)
+            version = settings["format"]
+        except FileNotFoundError:
+            raise TrunkError(f"{self.path}: not a trunk (no trunk.json); make one with 'mergeway init'") from None
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
+        if version != FORMAT:
+            raise TrunkError(
+                f"{self.path}: the trunk has format {version}, this mergeway reads format {FORMAT}; use the version that wrote it"
+            )
+        return settings
+
+    def settings_digest(self) -> str:
+        return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
+
+    def journal(self) -> Journal:
+        return Journal.read(self.journal_path)
+
+    @contextlib.contextmanager
+    def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
+        """Be the one writer; the operating system frees the lock of a killed one."""
+        lock = FileLock(self.path / "lock")
+        try:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not wait:
+                    raise TrunkLocked(
+                        f"{self.path}: another process is writing to the trunk; try again later, or leave out --no-wait"
+                    ) from None
+                progress.note(f"waiting for another process to finish with {self.path}")
+                lock.acquire()
+        except OSError as problem:
+            raise TrunkError(f"{self.path}: cannot be locked for writing ({problem.strerror})") from None
+        try:
+            self._sweep()
+            yield
+        finally:
+            lock.release()
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer left: snapshots without a record, and temporary files."""
+        kept = {record.step for record in self.journal().records}
+        for left in self.steps.iterdir():
+            if not left.name.isdigit() or int(left.name) not in kept:
+                shutil.rmtree(left, ignore_errors=True)
+        for left in self.path.glob("*.new"):
+            left.unlink()
+
+    @contextlib.contextmanager
+    def stage(self) -> Iterator[Path]:
+        """A directory for the next snapshot; gone again unless it was committed."""
+        stage = self.steps / f"next-{os.getpid()}"
+        with writing(stage):
+            stage.mkdir()
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+    def commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
+        """Make the staged snapshot and its record part of the trunk, both or neither, then drop the oldest snapshots."""
+        text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
+        write_text(stage / DIGESTS, text)
+        grown = journal.with_record(Record(**{**record.__dict__, "files": hashlib.sha256(text.encode()).hexdigest()}))
+        with writing(self.path):
+            sync_directory(stage)
+            stage.rename(self.snapshot(record.step))
+            sync_directory(self.steps)
+        self._replace_journal(grown)
+        self._prune(grown, keep)
+        return grown
+
+    def commit_record(self, journal: Journal, record: Record, keep: int) -> Journal:
+        """A change that needs no snapshot of its own."""
+        grown = journal.with_record(record)
+        self._replace_journal(grown)
+        self._prune(grown, keep)
+        return grown
+
+    def _replace_journal(self, journal: Journal) -> None:
+        new = self.path / "journal.jsonl.new"
+        write_text(new, journal.text())
+        with writing(self.journal_path):
+            new.rename(self.journal_path)
+            sync_directory(self.path)
+
+    def _prune(self, journal: Journal, keep: int) -> None:
+        present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
+        for step in present[:-keep]:
+            if step != journal.last.step:
+                shutil.rmtree(self.snapshot(step), ignore_errors=True)
+
+    def snapshot(self, step: int) -> Path:
+        return self.steps / f"{step:06d}"
+
+    def has_snapshot(self, step: int) -> bool:
+        return self.snapshot(step).is_dir()
+
+    def model_files(self, step: int) -> list[Path]:
+        return sorted(self.snapshot(step).glob("model*.safetensors"))
+
+    def model(self, step: int) -> SafetensorsFiles:
+        """The deployed weights of a step that has a snapshot."""
+        return SafetensorsFiles(f"{self.path} step {step}", self.model_files(step), self.snapshot(step))
+
+    def memory(self, step: int) -> SafetensorsFiles:
+        """The rule's memory at a step that has a snapshot."""
+        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / MEMORY])
+
+    def link_snapshot(self, step: int, stage: Path) -> Digests:
+        """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
+        source = self.snapshot(step)
+        with writing(stage):
+            for path in source.iterdir():
+                if path.name == DIGESTS:
+                    continue
+                try:
+                    os.link(path, stage / path.name)
+                except OSError:
+                    shutil.copyfile(path, stage / path.name)
+        return json.loads((source / DIGESTS).read_text(encoding="utf-8"))

@@ -1,0 +1,342 @@
+"""A trunk: the deployed model of a stream, its rule's memory and its history in one durable directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.card import model_card
+from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
+from mergeway.checkpoint.directory import copy_side_files, staged_directory, write_card
+from mergeway.checkpoint.inspect import combine_digests
+from mergeway.checkpoint.writer import DEFAULT_SHARD, FileWriter
+from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
+from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
+from mergeway.merging import check_weight
+from mergeway.params import BLOCK, TensorInfo
+from mergeway.progress import SILENT, Progress
+from mergeway.rules import Fold, Rule, make
+from mergeway.store import Journal, Record, Store
+from mergeway.store.journal import Folded, now
+from mergeway.store.layout import MEMORY, Digests
+from mergeway.store.verify import problems_of
+
+
+class Trunk:
+    """Open one with `Trunk.open`, make one with `Trunk.create`; every change is committed whole or not at all."""
+
+    def __init__(self, store: Store, *, threads: int | None = None, progress: Progress = SILENT) -> None:
+        self._store = store
+        self._threads = threads
+        self._progress = progress
+        settings = store.settings()
+        try:
+            self.base_ref: str = settings["base"]["source"]
+            self.base_digest: str = settings["base"]["digest"]
+            self.keep: int = settings["keep"]
+            self.rule: Rule = make(settings["rule"], settings["options"])
+        except (KeyError, TypeError) as problem:
+            raise TrunkError(
+                f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
+            ) from None
+
+    @property
+    def path(self) -> Path:
+        return self._store.path
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        base: str | Path,
+        rule: str | Rule = "average",
+        *,
+        keep: int = 2,
+        threads: int | None = None,
+        allow_pickle: bool = False,
+        progress: Progress = SILENT,
+        **options: Any,
+    ) -> Trunk:
+        """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold."""
+        chosen = make(rule, options)
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
+        if not isinstance(base, str | Path):
+            raise TrunkError(
+                f"the base of a trunk is a path or a hub id, not {type(base).__name__}; save the model first"
+            )
+        checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
+        with worker_pool(threads) as pool:
+            prepared = prepare_base(checkpoint, pool, progress)
+        source = str(Path(base).absolute()) if Path(base).exists() else str(base)
+        settings = {
+            "base": {"source": source, "digest": prepared.seen.digest, "allow_pickle": allow_pickle},
+            "rule": chosen.name,
+            "options": chosen.options(),
+            "keep": keep,
+        }
+        first = Record(
+            0,
+            "init",
+            prepared.seen.digest,
+            now(),
+            source=source,
+            digest=prepared.seen.digest,
+            details={"rule": chosen.name, "options": chosen.options()},
+        )
+        return cls(Store.create(Path(path), settings, first), threads=threads, progress=progress)
+
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int | None = None, progress: Progress = SILENT) -> Trunk:
+        """Open a trunk at its last commit."""
+        return cls(Store(Path(path)), threads=threads, progress=progress)
+
+    def add(
+        self,
+        ref: Any,
+        task: str | None = None,
+        weight: float = 1.0,
+        *,
+        again: bool = False,
+        wait: bool = True,
+        allow_pickle: bool = False,
+    ) -> Record:
+        """Fold in one arrival and return its journal record."""
+        check_weight(weight)
+        with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
+            journal = self._store.journal()
+            base = self._base(pool)
+            checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
+            name = _task_name(task, checkpoint, journal.folded())
+            arrival = prepare_arrival(base, checkpoint, float(weight), name, pool, self._progress)
+            _refuse_twice(arrival, journal.folded(), again)
+            way = Pass(self.rule, base, pool, self._progress)
+            at, memory = self._standing(journal.last)
+
+            def fold(keep: FileWriter, model: ModelWriter) -> Fold:
+                return way.fold([arrival], at, memory, keep, model)
+
+            record = _record(journal, "add", arrival)
+            return self._commit_fold(journal, way, fold, record, deploy=self.rule.settles)
+
+    def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
+        """Take an arrival out again, given its checkpoint; for rules whose memory is a sum."""
+        if not self.rule.additive:
+            raise TrunkError(
+                f"rule '{self.rule.name}' cannot take an arrival out again: its memory is not a sum; use 'rollback'"
+            )
+        with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
+            journal = self._store.journal()
+            held = {f.task: f for f in journal.folded()}
+            if task not in held:
+                raise TrunkError(f"{self.path}: holds no task '{task}'; it holds {', '.join(held) or 'none'}")
+            base = self._base(pool)
+            checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
+            arrival = prepare_arrival(base, checkpoint, held[task].weight, task, pool, self._progress)
+            if arrival.seen.digest != held[task].digest:
+                raise TrunkError(
+                    f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
+                )
+            record = _record(journal, "remove", arrival)
+            at, memory = self._standing(journal.last)
+            if memory is None or len(held) == 1:
+                return self._commit_base(journal, record)
+            way = Pass(self.rule, base, pool, self._progress)
+
+            def unfold(keep: FileWriter, _: ModelWriter) -> Fold:
+                return way.unfold(arrival, at, memory, keep)
+
+            return self._commit_fold(journal, way, unfold, record, deploy=True)
+
+    def rollback(self, step: int, *, wait: bool = True) -> Record:
+        """Go back to an earlier step that still has its snapshot; that is a journal record too."""
+        with self._store.writer(wait, self._progress):
+            journal = self._store.journal()
+            target = self.record(step, journal)
+            record = Record(
+                len(journal.records), "rollback", target.result, now(), stream=target.stream, details={"to": step}
+            )
+            if target.files is None:
+                return self._store.commit_record(journal, record, self.keep).last
+            if not self._store.has_snapshot(step):
+                kept = [str(r.step) for r in journal.records if r.files is None or self._store.has_snapshot(r.step)]
+                raise TrunkError(
+                    f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
+                )
+            with self._store.stage() as stage:
+                digests = self._store.link_snapshot(step, stage)
+                return self._store.commit(stage, digests, journal, record, self.keep).last
+
+    def params(self) -> dict[str, Tensor]:
+        """The deployed tensors, mapped from disk."""
+        deployed = self.deployed()
+        return {name: deployed.read(name) for name in deployed.infos}
+
+    def deployed(self, step: int | None = None) -> Checkpoint:
+        """The deployed weights at the last step, or at one whose snapshot is kept."""
+        while True:
+            record = self._store.journal().last if step is None else self.record(step)
+            if record.files is None:
+                return self._open_base()
+            try:
+                return self._store.model(record.step)
+            except CheckpointError:
+                # A writer may drop a snapshot between our look at the journal and at its files; then there is a newer one.
+                if self._store.has_snapshot(record.step):
+                    raise
+                if step is not None or record.hash == self._store.journal().last.hash:
+                    raise TrunkError(f"{self.path}: the snapshot of step {record.step} is not kept") from None
+
+    def log(self) -> list[Record]:
+        """Every journal record, oldest first."""
+        return self._store.journal().records
+
+    def record(self, step: int, journal: Journal | None = None) -> Record:
+        """The journal record of one step."""
+        records = (journal or self._store.journal()).records
+        if not 0 <= step < len(records):
+            raise TrunkError(f"{self.path}: there is no step {step}; the last is {len(records) - 1}")
+        return records[step]
+
+    def folded(self, step: int | None = None) -> list[Folded]:
+        """The arrivals that the deployed model holds."""
+        return self._store.journal().folded(step)
+
+    def kept_steps(self) -> list[int]:
+        """The steps that `rollback` can go back to."""
+        return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
+
+    def verify(self) -> list[str]:
+        """Every byte that differs from what was committed, one line each; also a base that changed or is gone."""
+        with worker_pool(self._threads) as pool:
+            problems = problems_of(self._store, pool, self._progress)
+            try:
+                self._base(pool)
+            except MergewayError as problem:
+                problems.append(str(problem))
+        return problems
+
+    def export(
+        self,
+        out: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        shard_size: int = DEFAULT_SHARD,
+        force: bool = False,
+        command: str | None = None,
+    ) -> Path:
+        """Write the deployed model as a model directory that `transformers` loads."""
+        deployed, source, target = self.deployed(), self._open_base(), Path(out)
+        infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in deployed.infos.items()}
+        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
+        with staged_directory(target, force) as stage:
+            writer = ModelWriter(stage, infos, shard_size)
+            self._progress.begin("exporting", sum(i.nbytes for i in infos.values()))
+            for name, info in infos.items():
+                tensor = deployed.read(name).reshape(-1)
+                for start in range(0, info.numel, BLOCK):
+                    block = tensor[start : start + BLOCK].to(info.dtype)
+                    if info.merges and not bool(torch.isfinite(block).all()):
+                        raise CheckpointError(
+                            f"tensor '{name}' does not fit into {info.dtype}; export with a wider --dtype"
+                        )
+                    writer.write(name, start, block)
+                self._progress.advance(info.nbytes)
+            writer.finish()
+            copy_side_files(source.directory, stage)
+            write_card(stage, model_card(self.base_ref, self.base_digest, rows, self.rule, command))
+        return target
+
+    def _open_base(self) -> Checkpoint:
+        allow = self._store.settings()["base"].get("allow_pickle", False)
+        try:
+            return open_checkpoint(self.base_ref, allow_pickle=allow)
+        except CheckpointError as problem:
+            raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
+
+    def _base(self, pool: Any) -> Base:
+        base = prepare_base(self._open_base(), pool, self._progress)
+        if base.seen.digest != self.base_digest:
+            raise TrunkError(
+                f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
+            )
+        return base
+
+    def _standing(self, record: Record) -> tuple[Fold, Checkpoint | None]:
+        """Where the rule stands after a record, and its memory."""
+        if record.files is None:
+            return Fold(), None
+        return Fold(**record.stream), self._store.memory(record.step)
+
+    def _commit_fold(self, journal: Journal, way: Pass, change: Any, record: Record, deploy: bool) -> Record:
+        with self._store.stage() as stage:
+            keep = FileWriter(stage / MEMORY, memory_infos(self.rule, way.base))
+            model = ModelWriter(stage, way.base.checkpoint.infos)
+            at = change(keep, model)
+            digests: Digests = {MEMORY: keep.finish()}
+            if deploy:
+                way.deploy(at, SafetensorsFiles("memory", [stage / MEMORY]), model)
+            way.copy_buffers(model)
+            written = model.finish()
+            result = _result(written, way.base)
+            done = Record(
+                **{
+                    **record.__dict__,
+                    "result": result,
+                    "stream": asdict(at),
+                    "details": {"rule": self.rule.name, "facts": dict(at.facts)},
+                }
+            )
+            return self._store.commit(stage, digests | written, journal, done, self.keep).last
+
+    def _commit_base(self, journal: Journal, record: Record) -> Record:
+        """The last arrival was taken out: the deployed model is the base again."""
+        done = Record(**{**record.__dict__, "result": self.base_digest})
+        return self._store.commit_record(journal, done, self.keep).last
+
+
+def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:
+    return Record(
+        step=len(journal.records),
+        kind=kind,
+        result="",
+        time=now(),
+        task=arrival.task,
+        source=arrival.checkpoint.source,
+        digest=arrival.seen.digest,
+        weight=arrival.weight,
+    )
+
+
+def _result(written: Mapping[str, Mapping[str, str]], base: Base) -> str:
+    tensors = {name: digest for file in written.values() for name, digest in file.items() if name}
+    return combine_digests(tensors, base.checkpoint.infos)
+
+
+def _task_name(task: str | None, checkpoint: Checkpoint, held: list[Folded]) -> str:
+    taken = {f.task for f in held}
+    if task is not None:
+        if task in taken:
+            raise TrunkError(f"task '{task}' is part of the deployed model already; give the arrival another --task")
+        if not task or any(c in task for c in "\n\r\t\0"):
+            raise OptionError(f"task name {task!r}: it must be printable and not empty")
+        return task
+    stem = Path(checkpoint.source).stem or "arrival"
+    number, name = 1, stem
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def _refuse_twice(arrival: Arrival, held: list[Folded], again: bool) -> None:
+    for folded in held:
+        if folded.digest == arrival.seen.digest and not again:
+            raise TrunkError(
+                f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
+            )
