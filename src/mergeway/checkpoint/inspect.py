@@ -79,13 +79,13 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def tied_names(base: Checkpoint, inspection: Inspection) -> dict[str, str]:
-    """Matrices stored twice with equal bytes, one of them an embedding: alias -> the embedding's name."""
-    first: dict[str, str] = {}
-    for name, digest in inspection.tensors.items():
-        info = base.infos[name]
-        if info.merges and len(info.shape) == 2 and is_embedding(name):
-            first.setdefault(digest, name)
-    return {name: first[digest] for name, digest in inspection.tensors.items() if first.get(digest, name) != name}
+    """Matrices stored twice with equal values, one of them an embedding: alias -> the embedding's name."""
+    tables = [n for n, i in base.infos.items() if i.merges and len(i.shape) == 2 and is_embedding(n)]
+    tied: dict[str, str] = {}
+    for table in tables:
+        if table not in tied:
+            tied |= dict.fromkeys(_twins(table, base, inspection, base.infos), table)
+    return tied
 
 
 def check_fits(base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, seen: Inspection) -> dict[str, str]:
@@ -98,13 +98,13 @@ def check_fits(base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, see
     lone = isinstance(arrival, LoraCheckpoint)
     missing, elsewhere = [], {}
     for name in ours.keys() - theirs.keys():
-        partner = _same_bytes(name, base_seen.tensors, theirs.keys() & ours.keys())
-        if partner:
-            elsewhere[name] = partner
+        partners = _twins(name, base, base_seen, theirs.keys() & ours.keys())
+        if partners:
+            elsewhere[name] = partners[0]
         else:
             missing.append(name)
     shared = ours.keys() & theirs.keys()
-    extra = [n for n in theirs.keys() - ours.keys() if lone or not _same_bytes(n, seen.tensors, shared)]
+    extra = [n for n in theirs.keys() - ours.keys() if lone or not _twins(n, arrival, seen, shared)]
     dtypes = [n for n in shared if not theirs[n].merges or not ours[n].merges]
     shapes = [n for n in shared if theirs[n].shape != ours[n].shape]
     problems = [
@@ -128,18 +128,38 @@ def check_fits(base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, see
         raise CheckpointError(
             f"{arrival.source} does not fit the base {base.source}: " + "; ".join(filter(None, problems)) + hint
         )
-    if not lone:
-        for alias, name in tied_names(base, base_seen).items():
-            if alias in shared and name in shared and seen.tensors[alias] != seen.tensors[name]:
-                raise CheckpointError(
-                    f"{arrival.source}: '{alias}' and '{name}' are one tied tensor in the base but differ here; untie the base or tie the arrival"
-                )
+    for alias, name in tied_names(base, base_seen).items():
+        if isinstance(arrival, LoraCheckpoint):
+            # An adapter of one name of a tied tensor moves the tensor, whatever it is called.
+            if arrival.changes(alias) != arrival.changes(name):
+                moved, other = (alias, name) if arrival.changes(alias) else (name, alias)
+                elsewhere[other] = moved
+            differ = arrival.changes(alias) and arrival.changes(name)
+        else:
+            differ = alias in shared and name in shared and seen.tensors[alias] != seen.tensors[name]
+        if differ:
+            raise CheckpointError(
+                f"{arrival.source}: '{alias}' and '{name}' are one tied tensor in the base but differ here; untie the base or tie the arrival"
+            )
     return elsewhere
 
 
-def _same_bytes(name: str, digests: Mapping[str, str], among: Iterable[str]) -> str | None:
-    """Another tensor with the same bytes: what a tied weight looks like on disk."""
-    return next((other for other in sorted(among) if other != name and digests.get(other) == digests.get(name)), None)
+def _twins(name: str, checkpoint: Checkpoint, seen: Inspection, among: Iterable[str]) -> list[str]:
+    """Other tensors with the same shape and bytes: what a tied weight looks like on disk.
+
+    Equal constants are where training starts, not a tie: two biases of zeros go separate ways.
+    """
+    digest, info = seen.tensors[name], checkpoint.infos[name]
+    twins = sorted(
+        n
+        for n in among
+        if n != name and seen.tensors.get(n) == digest and checkpoint.infos[n] == info and info.numel > 1
+    )
+    if twins:
+        low, high = torch.aminmax(checkpoint.read(name))
+        if bool(low == high):
+            return []
+    return twins
 
 
 def _listed(one: str, many: str, names: list[str], detail: Callable[[str], str] = lambda _: "") -> str:

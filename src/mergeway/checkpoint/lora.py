@@ -20,6 +20,23 @@ _FACTOR = re.compile(
     r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?$"
 )
 
+# Variants of LoRA, by their key in the config, that make of the base something other than W + scaling·BA.
+_VARIANTS = (
+    "use_dora",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "kasa_config",
+    "monteclora_config",
+    "arrow_config",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+)
+# Initialisations that also change the base, so that the adapter does not belong to the base as it was published.
+_CHANGE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+
 
 @dataclass(frozen=True)
 class _Factors:
@@ -51,6 +68,10 @@ class LoraCheckpoint:
         """What besides the adapter's own tensors decides the result: where each pair goes, and its scaling."""
         return repr(sorted((name, f.a, f.b, f.scaling, f.transposed) for name, f in self._factors.items()))
 
+    def changes(self, name: str) -> bool:
+        """Whether the adapter has an update for the tensor."""
+        return name in self._factors
+
     def read(self, name: str) -> Tensor:
         weight = self._base.read(name)
         factors = self._factors.get(name)
@@ -66,9 +87,16 @@ def _lora_config(directory: Path) -> dict:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{directory}: the adapter is of type {kind}, and only LORA can be added to its base")
-    if config.get("use_dora"):
+    for key in _VARIANTS:
+        if config.get(key):
+            what = "DoRA" if key == "use_dora" else key
+            raise CheckpointError(
+                f"{directory}: an adapter with {what} is not a sum W + BA; merge it into its base with peft first"
+            )
+    start = str(config.get("init_lora_weights"))
+    if start.startswith(_CHANGE_BASE):
         raise CheckpointError(
-            f"{directory}: a DoRA adapter is not a sum W + BA; merge it into its base with peft first"
+            f"{directory}: the adapter was started with init_lora_weights={start}, which also changes the base; merge it into its base with peft first"
         )
     if config.get("bias", "none") != "none":
         raise CheckpointError(
@@ -83,7 +111,21 @@ def _lora_config(directory: Path) -> dict:
             raise CheckpointError(
                 f"{directory}: {key} is {config.get(key)!r} in {CONFIG}; it must be a positive number"
             )
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not _is_pattern(config.get(key) or {}):
+            raise CheckpointError(
+                f"{directory}: {key} in {CONFIG} must map regular expressions to positive numbers, not {config[key]!r}"
+            )
     return config
+
+
+def _is_pattern(value: object) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(v, int | float) and v > 0 for v in value.values()):
+        return False
+    try:
+        return all(re.compile(pattern) for pattern in value)
+    except re.error:
+        return False
 
 
 def _pair_factors(

@@ -1,18 +1,15 @@
-"""Pickled checkpoints: refused by default, read with `weights_only=True` on request, converted by this module's main.
-
-python -m mergeway.checkpoint.pickled pytorch_model.bin model.safetensors
-"""
+"""Pickled checkpoints: refused by default with the command that converts them, read with `weights_only=True` on request."""
 
 from __future__ import annotations
 
-import sys
+import shlex
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mergeway.checkpoint.source import InMemory, read_json
-from mergeway.errors import CheckpointError, MergewayError
+from mergeway.errors import CheckpointError
 
 SUFFIXES = (".bin", ".pt", ".pth")
 
@@ -34,23 +31,25 @@ def pickles_in(path: Path) -> list[Path]:
     )
 
 
-def refuse(source: str, files: list[Path]) -> CheckpointError:
+def refuse(source: str, path: Path, files: list[Path]) -> CheckpointError:
     """The error that names the way out."""
-    first = files[0]
+    target = files[0].with_name("model.safetensors")
+    command = shlex.join(["python", "-m", "mergeway.checkpoint.convert", str(path), str(target)])
     return CheckpointError(
-        f"{source}: {first.name} is a pickle, which can run code when read; convert it with "
-        f"'python -m mergeway.checkpoint.pickled {first} {first.with_name('model.safetensors')}' or pass --allow-pickle"
+        f"{source}: {files[0].name} is a pickle, which can run code when read; pass --allow-pickle, or convert it with: {command}"
     )
 
 
 def read_pickles(source: str, files: list[Path], directory: Path | None) -> InMemory:
     """The tensors of pickled files; torch's weights-only reader runs no code from them."""
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors.update(_load(path))
-    checkpoint = InMemory(tensors, source)
+    checkpoint = InMemory(load_pickles(files), source)
     checkpoint.directory = directory
     return checkpoint
+
+
+def load_pickles(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of several pickled files."""
+    return {name: tensor for path in files for name, tensor in _load(path).items()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -66,27 +65,3 @@ def _load(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise CheckpointError(f"{path}: does not hold a dictionary of tensors")
     return loaded
-
-
-def main(arguments: list[str]) -> int:
-    """Convert one pickled file; the exit code."""
-    if len(arguments) != 2:
-        print("usage: python -m mergeway.checkpoint.pickled IN.bin OUT.safetensors", file=sys.stderr)
-        return 2
-    from safetensors.torch import save_file
-
-    source, target = map(Path, arguments)
-    try:
-        if target.exists():
-            raise CheckpointError(f"{target}: exists already; choose another name")
-        # A pickle may hold views of one storage; a safetensors file holds each tensor by itself.
-        save_file({name: t.contiguous().clone() for name, t in _load(source).items()}, target)
-    except MergewayError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    print(target)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -34,7 +34,7 @@ def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool
         path = _from_hub(source)
     if pickles := pickles_in(path):
         if not allow_pickle:
-            raise refuse(source, pickles)
+            raise refuse(source, path, pickles)
         return read_pickles(source, pickles, path if path.is_dir() else None)
     if path.is_file():
         return SafetensorsFiles(source, [path])
