@@ -69,7 +69,8 @@ def project(delta: Tensor, merged: Tensor, alpha: float) -> Tensor:
     u, sigma, v = thin_svd(merged)
     if sigma.numel() == 0:
         return delta
-    r = int((sigma.cumsum(0) <= alpha * sigma.sum()).sum())
+    reached = sigma.cumsum(0)
+    r = int((reached <= alpha * reached[-1]).sum())
     x = delta.double()
     c = u.mT @ x @ v
     k = torch.diag(c.diagonal())
