@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
-from mergeway.checkpoint.directory import check_free, copy_side_files, staged_directory, write_card
+from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.source import InMemory
 from mergeway.checkpoint.writer import DEFAULT_SHARD, DictSink, FileWriter, Sink
 from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
@@ -74,6 +74,7 @@ def merge_into(
     check_free(out, force)
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, tasks, allow_pickle, pool, progress)
+        check_apart(out, [prepared.checkpoint.source, *(a.checkpoint.source for a in stream)])
         way = Pass(chosen, prepared, pool, progress)
         with staged_directory(out, force) as stage:
             model = ModelWriter(stage, prepared.checkpoint.infos, shard_size)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
-from mergeway.checkpoint.directory import copy_side_files, staged_directory, write_card
+from mergeway.checkpoint.directory import check_apart, copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.writer import DEFAULT_SHARD, FileWriter
 from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
@@ -232,6 +232,7 @@ class Trunk:
     ) -> Path:
         """Write the deployed model as a model directory that `transformers` loads."""
         deployed, source, target = self.deployed(), self._open_base(), Path(out)
+        check_apart(target, [self.base_ref])
         infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in deployed.infos.items()}
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
         with staged_directory(target, force) as stage:

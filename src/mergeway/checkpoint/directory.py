@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mergeway.checkpoint.source import INDEX
@@ -30,7 +31,6 @@ def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
     check_free(out, force)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(out)
         stage = out.parent / f".{out.name}.partial-{os.getpid()}"
         stage.mkdir()
     try:
@@ -51,6 +51,7 @@ def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
 
 def check_free(out: Path, force: bool = False) -> None:
     """Refuse to write over something, so that new files never mix with old ones."""
+    _sweep(out)
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise CheckpointError(f"{out}: exists and is not a directory; choose another")
     if out.is_dir() and any(out.iterdir()):
@@ -60,20 +61,32 @@ def check_free(out: Path, force: bool = False) -> None:
             )
         if not any(out.glob("*.safetensors")):
             raise CheckpointError(f"{out}: does not look like a model directory, so --force will not replace it")
-    elif out.is_dir():
-        with writing(out):
-            out.rmdir()
+
+
+def check_apart(out: Path, sources: Iterable[str]) -> None:
+    """Refuse to replace a directory that the model is made from."""
+    for source in sources:
+        if out.exists() and Path(source).exists() and Path(source).resolve().is_relative_to(out.resolve()):
+            raise CheckpointError(f"{out}: holds {source}, which the model is made from; choose another directory")
 
 
 def _sweep(out: Path) -> None:
-    """Remove what a killed process left beside `out`."""
-    for left in out.parent.glob(f".{out.name}.partial-*"):
-        pid = left.name.rpartition("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
+    """Put right what a killed process left beside `out`: an old output that was set aside comes back, the rest goes."""
+    found = re.compile(rf"\.{re.escape(out.name)}\.(partial|replaced)-(\d+)")
+    for left in list(out.parent.iterdir()) if out.parent.is_dir() else []:
+        match = found.fullmatch(left.name)
+        if not match or _alive(int(match[2])):
+            continue
+        if match[1] == "replaced" and not out.exists():
+            with writing(out):
+                left.rename(out)
+        else:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
+    if pid == os.getpid():  # in a container, a process that was killed may have had our number
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

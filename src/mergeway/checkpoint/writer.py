@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -64,23 +65,24 @@ class FileWriter:
         self._infos = dict(infos)
         self._hashes = {name: hashlib.sha256() for name in infos}
         with writing(path):
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by finish()
-            os.posix_fallocate(self._file.fileno(), 0, len(self._head) + offset)
-            _write_at(self._file.fileno(), memoryview(self._head), 0)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._close = weakref.finalize(self, os.close, self._fd)
+            os.posix_fallocate(self._fd, 0, len(self._head) + offset)
+            _write_at(self._fd, memoryview(self._head), 0)
 
     def write(self, name: str, start: int, block: Tensor) -> None:
         info = self._infos[name]
         data = as_bytes(block.to(info.dtype).contiguous())
         self._hashes[name].update(data)
         with writing(self.path):
-            _write_at(self._file.fileno(), data, len(self._head) + self._offsets[name] + start * info.dtype.itemsize)
+            _write_at(self._fd, data, len(self._head) + self._offsets[name] + start * info.dtype.itemsize)
 
     def finish(self, sync: bool = True) -> dict[str, str]:
         """Flush to the disk and say the digest of the header ('') and of each tensor."""
         with writing(self.path):
             if sync:
-                os.fsync(self._file.fileno())
-            self._file.close()
+                os.fsync(self._fd)
+            self._close()
         return {"": hashlib.sha256(self._head).hexdigest(), **{name: h.hexdigest() for name, h in self._hashes.items()}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -48,6 +48,7 @@ class Settings:
 
     quiet = False
     debug = False
+    words: ClassVar[list[str]] = []
 
 
 def _show_version(value: bool) -> None:
@@ -72,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     from mergeway.cli import demo, merge, rules, trunk  # noqa: F401 - importing a module registers its commands
 
     words = list(sys.argv[1:] if arguments is None else arguments)
+    Settings.words = words
     shared = [w for w in words if w in _ANYWHERE]
     Settings.debug = "--debug" in shared
     try:
@@ -124,4 +126,4 @@ def command_line() -> str:
     """The command as it was typed, for the model card."""
     import shlex
 
-    return shlex.join(["mergeway", *sys.argv[1:]])
+    return shlex.join(["mergeway", *Settings.words])

@@ -80,7 +80,8 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """The journal in a file; a record that cannot be read, or does not follow from the one before, is an error."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            # By bytes and by line feeds alone: no other character that some take for the end of a line is one here.
+            *lines, rest = path.read_bytes().decode("utf-8").split("\n")
         except FileNotFoundError:
             raise TrunkError(f"{path.parent}: not a trunk (no {path.name}); make one with 'mergeway init'") from None
         except (OSError, UnicodeDecodeError) as problem:
@@ -98,6 +99,8 @@ class Journal:
                 )
             records.append(record)
             previous = record.hash
+        if rest:
+            raise TrunkError(f"{path}, line {len(lines) + 1}: the last record is cut off or was changed")
         if not records:
             raise TrunkError(f"{path}: the journal is empty; restore it from a backup")
         return cls(records)
@@ -108,6 +111,10 @@ class Journal:
 
     def with_record(self, record: Record) -> Journal:
         return Journal([*self.records, record.sealed(self.last.hash if self.records else START)])
+
+    def head(self) -> str:
+        """What the head file says of the journal."""
+        return f"{self.last.step} {self.last.hash}\n"
 
     def text(self) -> str:
         return "".join(record.line() + "\n" for record in self.records)

@@ -2,6 +2,7 @@
 
     trunk.json       what was fixed at `init`: format, base, rule, options
     journal.jsonl    the history; replacing this file is the one moment at which a change happens
+    head             the last record's step and hash, written after the journal, so that a shortened journal shows
     steps/000003/    the snapshot of a step: deployed weights, the rule's memory, and digests.json over both
     lock             held by the one writer
 
@@ -22,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from mergeway.checkpoint.directory import sync_directory
+from mergeway.checkpoint.directory import staged_directory, sync_directory
 from mergeway.checkpoint.source import SafetensorsFiles
 from mergeway.checkpoint.writer import write_text, writing
 from mergeway.errors import CheckpointError, TrunkError, TrunkLocked
@@ -44,6 +45,7 @@ class Store:
         self.path = path
         self.journal_path = path / "journal.jsonl"
         self.settings_path = path / "trunk.json"
+        self.head_path = path / "head"
         self.steps = path / "steps"
 
     @classmethod
@@ -56,23 +58,15 @@ class Store:
         sealed = Record(
             **{**first.__dict__, "details": {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}}
         )
-        stage = path.parent / f".{path.name}.init-{os.getpid()}"
+        journal = Journal([]).with_record(sealed)
         try:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stage.mkdir()
+            with staged_directory(path) as stage, writing(path):
                 (stage / "steps").mkdir()
                 write_text(stage / "trunk.json", text)
-                write_text(stage / "journal.jsonl", Journal([]).with_record(sealed).text())
-                sync_directory(stage)
-                if path.exists():
-                    path.rmdir()
-                stage.rename(path)
-                sync_directory(path.parent)
+                write_text(stage / "journal.jsonl", journal.text())
+                write_text(stage / "head", journal.head())
         except CheckpointError as problem:
             raise TrunkError(str(problem)) from None
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
         return cls(path)
 
     def settings(self) -> dict[str, Any]:
@@ -95,7 +89,16 @@ class Store:
         return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
 
     def journal(self) -> Journal:
-        return Journal.read(self.journal_path)
+        """The history, checked against the head."""
+        # In this order: a writer replaces the journal first, so the head is never ahead of the journal read after it. A head
+        # behind the journal is that of a writer killed before it got there; the next one brings it up.
+        head = self.head_path.read_bytes() if self.head_path.exists() else b""
+        journal = Journal.read(self.journal_path)
+        if not any(Journal([record]).head().encode() == head for record in journal.records):
+            raise TrunkError(
+                f"{self.journal_path}: ends at step {journal.last.step}, which is not what {self.head_path.name} says; records were cut off, or {self.head_path.name} was changed"
+            )
+        return journal
 
     @contextlib.contextmanager
     def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
@@ -160,10 +163,14 @@ class Store:
         return grown
 
     def _replace_journal(self, journal: Journal) -> None:
-        new = self.path / "journal.jsonl.new"
-        write_text(new, journal.text())
-        with writing(self.journal_path):
-            new.rename(self.journal_path)
+        self._replace(self.journal_path, journal.text())
+        self._replace(self.head_path, journal.head())
+
+    def _replace(self, path: Path, text: str) -> None:
+        new = path.with_name(f"{path.name}.new")
+        write_text(new, text)
+        with writing(path):
+            new.rename(path)
             sync_directory(self.path)
 
     def _prune(self, journal: Journal, keep: int) -> None:
