@@ -147,11 +147,7 @@ class Store:
         text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
         write_text(stage / DIGESTS, text)
         grown = journal.with_record(Record(**{**record.__dict__, "files": hashlib.sha256(text.encode()).hexdigest()}))
-        with writing(self.path):
-            sync_directory(stage)
-            stage.rename(self.snapshot(record.step))
-            sync_directory(self.steps)
-        self._replace_journal(grown)
+        self._replace_journal(grown, stage)
         self._prune(grown, keep)
         return grown
 
@@ -162,22 +158,38 @@ class Store:
         self._prune(grown, keep)
         return grown
 
-    def _replace_journal(self, journal: Journal) -> None:
-        self._replace(self.journal_path, journal.text())
-        self._replace(self.head_path, journal.head())
-
-    def _replace(self, path: Path, text: str) -> None:
-        new = path.with_name(f"{path.name}.new")
-        write_text(new, text)
-        with writing(path):
-            new.rename(path)
+    def _replace_journal(self, journal: Journal, stage: Path | None = None) -> None:
+        """All that takes space on the disk is written first, so that after the snapshot's name only names change."""
+        new = self._write_beside(self.journal_path, journal.text())
+        with writing(self.path):
+            if stage is not None:
+                sync_directory(stage)
+                stage.rename(self.snapshot(journal.last.step))
+                sync_directory(self.steps)
+            new.rename(self.journal_path)
             sync_directory(self.path)
+        # The change has happened; a head that cannot be written stays behind, as if the writer had been killed here.
+        with contextlib.suppress(CheckpointError), writing(self.head_path):
+            self._write_beside(self.head_path, journal.head()).rename(self.head_path)
+
+    def _write_beside(self, path: Path, text: str) -> Path:
+        new = path.with_name(f"{path.name}.new")
+        try:
+            write_text(new, text)
+        except CheckpointError:
+            new.unlink(missing_ok=True)
+            raise
+        return new
 
     def _prune(self, journal: Journal, keep: int) -> None:
         present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
         for step in present[:-keep]:
             if step != journal.last.step:
-                shutil.rmtree(self.snapshot(step), ignore_errors=True)
+                # Out of sight at once: a reader finds a snapshot whole or not at all.
+                dropped = self.steps / f"dropped-{step}"
+                with contextlib.suppress(OSError):
+                    self.snapshot(step).rename(dropped)
+                shutil.rmtree(dropped, ignore_errors=True)
 
     def snapshot(self, step: int) -> Path:
         return self.steps / f"{step:06d}"

@@ -29,13 +29,15 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT) -> li
         problems.append(f"{store.settings_path}: was changed after 'init'")
     recorded = {record.step: record for record in journal.records}
     for directory in sorted(p for p in store.steps.iterdir() if p.name.isdigit() and int(p.name) in recorded):
-        problems += _snapshot_problems(directory, recorded[int(directory.name)], pool, progress)
+        found = _snapshot_problems(directory, recorded[int(directory.name)], pool, progress)
+        # A writer may drop an old snapshot while we read it.
+        problems += found if directory.exists() else []
     return problems + _missing(store, journal)
 
 
 def _missing(store: Store, journal: Journal) -> list[str]:
     last = journal.last
-    if last.files is not None and not store.has_snapshot(last.step):
+    if last.files is not None and not store.has_snapshot(last.step) and store.journal().last == last:
         return [f"{store.snapshot(last.step)}: the snapshot of the last step is missing"]
     return []
 
