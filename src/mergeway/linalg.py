@@ -48,12 +48,17 @@ def thin_svd(a: Tensor) -> ThinSVD:
     if m < n:
         u, sigma, v = thin_svd(a.mT)
         return ThinSVD(v, sigma, u)
-    x = a.double()
+    x = _fresh(a)
     values, vectors = torch.linalg.eigh(x.mT @ x)
     sigma = values.flip(0).clamp_min(0).sqrt()
     rank = int((sigma > RANK_CUT * sigma[0]).sum()) if sigma.numel() else 0
     v, sigma = vectors.flip(1)[:, :rank], sigma[:rank]
     return ThinSVD((x @ v) / sigma, sigma, v)
+
+
+def _fresh(a: Tensor) -> Tensor:
+    """A float64 copy in memory of torch's own: on tensors mapped from a file, BLAS rounds by how they happen to be aligned."""
+    return a.to(torch.float64, copy=True)
 
 
 def flat_spectrum(a: Tensor) -> Tensor:
@@ -64,7 +69,7 @@ def flat_spectrum(a: Tensor) -> Tensor:
     m, n = a.shape
     if m < n:
         return flat_spectrum(a.mT).mT
-    x = a.double()
+    x = _fresh(a)
     values, vectors = torch.linalg.eigh(x.mT @ x)
     sigma = values.clamp_min(0).sqrt()
     keep = sigma > RANK_CUT * sigma[-1]
