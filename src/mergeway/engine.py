@@ -161,7 +161,9 @@ class Pass:
         if self.rule.settles:
             facts: Mapping[str, float] = at.facts
             for i, fold in enumerate(folds):
-                sums = {key: fsum(t[i][key] for t in tallies) for key in (tallies[0][i] if tallies else ())}
+                # An empty tensor has no parts and so no tally.
+                keys = {key for t in tallies for key in t[i]}
+                sums = {key: fsum(t[i].get(key, 0.0) for t in tallies) for key in keys}
                 at = replace(fold, facts=facts)
                 facts = {**facts, **self.rule.settle(at, sums)}
             at = at.settled(facts)

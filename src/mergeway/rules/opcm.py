@@ -71,8 +71,10 @@ def project(delta: Tensor, merged: Tensor, alpha: float) -> Tensor:
         return delta
     reached = sigma.cumsum(0)
     r = int((reached <= alpha * reached[-1]).sum())
-    x = delta.double()
-    c = u.mT @ x @ v
-    k = torch.diag(c.diagonal())
-    k[:r, :r] = c[:r, :r]
-    return (x - u @ k @ v.mT).to(delta.dtype)
+    # The bases come in float64; applying them needs no more than the update's own precision.
+    u, v = u.to(delta.dtype), v.to(delta.dtype)
+    dv = delta @ v
+    block = u[:, :r].mT @ dv[:, :r]
+    removed = u * (u * dv).sum(0, dtype=torch.float64).to(delta.dtype)
+    removed[:, :r] = u[:, :r] @ block
+    return delta - removed @ v.mT
