@@ -44,6 +44,8 @@ class Trunk:
             raise TrunkError(
                 f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
             ) from None
+        except OptionError as problem:
+            raise TrunkError(f"{store.settings_path}: {problem}; restore it from a backup") from None
 
     @property
     def path(self) -> Path:
@@ -324,10 +326,10 @@ def _task_name(task: str | None, checkpoint: Checkpoint, held: list[Folded]) -> 
     if task is not None:
         if task in taken:
             raise TrunkError(f"task '{task}' is part of the deployed model already; give the arrival another --task")
-        if not task or any(c in task for c in "\n\r\t\0"):
+        if not task or not task.isprintable():
             raise OptionError(f"task name {task!r}: it must be printable and not empty")
         return task
-    stem = Path(checkpoint.source).stem or "arrival"
+    stem = "".join(c if c.isprintable() else "_" for c in Path(checkpoint.source).stem) or "arrival"
     number, name = 1, stem
     while name in taken:
         number += 1

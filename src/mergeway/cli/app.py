@@ -76,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     Settings.words = words
     shared = [w for w in words if w in _ANYWHERE]
     Settings.debug = "--debug" in shared
+    for word in words:
+        if any("\ud800" <= c <= "\udfff" for c in word):
+            return _failed(f"the argument {word!r} is not valid UTF-8; rename the file", 2)
     try:
         result = app([*shared, *(w for w in words if w not in _ANYWHERE)], standalone_mode=False)
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -31,7 +32,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequen
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escape, row))
     return made
 
 
@@ -49,7 +50,7 @@ class _Bar(Progress):
         self._bar.advance(self._task, done)
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text)
+        self._bar.console.print(text, markup=False)
 
 
 class _Notes(Progress):

@@ -69,7 +69,7 @@ def merge(
         return
     rows = [(a.task, a.checkpoint.source, f"{a.weight:g}", short(a.seen.digest)) for a in done.arrivals]
     console().print(table(("task", "arrival", "weight", "digest"), rows, numbers=("weight",)))
-    console().print(f"merged by [bold]{chosen.name}[/bold] into {done.out}")
+    console().print(f"merged by {chosen.name} into {done.out}", markup=False)
 
 
 def read_weights(text: str | None) -> list[float] | None:

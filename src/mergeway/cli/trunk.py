@@ -38,7 +38,7 @@ def init(
     if as_json:
         print_json(asdict(made.log()[0]))
         return
-    console().print(f"trunk {trunk} starts from {made.base_ref} with rule [bold]{chosen.name}[/bold]")
+    console().print(f"trunk {trunk} starts from {made.base_ref} with rule {chosen.name}", markup=False)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
         marks = [m for m, there in (("deployed", record is records[-1]), ("kept", record.step in kept)) if there]
         out.print(_headline(record) + (f"  [cyan]({', '.join(marks)})[/cyan]" if marks else ""))
         for name, value in _lines(record):
-            out.print(f"    {name:<8} {value}", style="dim" if name in ("date", "model") else "")
+            out.print(f"    {name:<8} {value}", style="dim" if name in ("date", "model") else "", markup=False)
         out.print()
 
 
@@ -137,7 +137,7 @@ def show(
         *facts,
     ]
     for name, value in [*_lines(record), *extra]:
-        out.print(f"    {name:<10} {value}")
+        out.print(f"    {name:<10} {value}", markup=False)
     if folded:
         total = sum(f.weight for f in folded)
         rows = [
@@ -167,7 +167,8 @@ def verify(trunk: TrunkPath, threads: Threads = None, as_json: Json = False) -> 
             print(f"error: {problem}", file=sys.stderr)
         if not problems:
             console().print(
-                f"{trunk}: intact, {len(opened.log())} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}"
+                f"{trunk}: intact, {len(opened.log())} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}",
+                markup=False,
             )
     return 2 if problems else 0
 
@@ -218,7 +219,7 @@ def export(
     if as_json:
         print_json({"out": str(out), "step": last.step, "result": last.result})
         return
-    console().print(f"step {last.step} of {trunk} exported to {out}")
+    console().print(f"step {last.step} of {trunk} exported to {out}", markup=False)
 
 
 def _print_record(record: Record, as_json: bool) -> None:
@@ -230,7 +231,7 @@ def _print_record(record: Record, as_json: bool) -> None:
     out = console()
     out.print(_headline(record))
     for name, value in _lines(record):
-        out.print(f"    {name:<8} {value}")
+        out.print(f"    {name:<8} {value}", markup=False)
 
 
 def _headline(record: Record) -> str:
@@ -243,13 +244,11 @@ def _headline(record: Record) -> str:
 
 
 def _lines(record: Record) -> list[tuple[str, Any]]:
-    from rich.markup import escape
-
     from mergeway.cli.display import short
 
     lines: list[tuple[str, Any]] = [("date", record.time.replace("T", " "))]
     if record.source:
-        lines.append(("from", f"{escape(record.source)} ({short(record.digest)})"))
+        lines.append(("from", f"{record.source} ({short(record.digest)})"))
     if record.weight is not None:
         total = record.stream.get("total")
         share = f" of {total:g}" if total and record.kind == "add" else ""

@@ -124,8 +124,11 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
-        kept = {record.step for record in self.journal().records}
-        for left in self.steps.iterdir():
+        journal = self.journal()
+        if journal.records[0].details.get("settings") != self.settings_digest():
+            raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
+        kept = {record.step for record in journal.records}
+        for left in self.steps.iterdir() if self.steps.is_dir() else ():
             if not left.name.isdigit() or int(left.name) not in kept:
                 shutil.rmtree(left, ignore_errors=True)
         for left in self.path.glob("*.new"):

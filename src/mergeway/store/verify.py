@@ -27,6 +27,8 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT) -> li
     problems = []
     if journal.records[0].details.get("settings") != settings:
         problems.append(f"{store.settings_path}: was changed after 'init'")
+    if not store.steps.is_dir():
+        return [*problems, f"{store.steps}: is missing"]
     recorded = {record.step: record for record in journal.records}
     for directory in sorted(p for p in store.steps.iterdir() if p.name.isdigit() and int(p.name) in recorded):
         found = _snapshot_problems(directory, recorded[int(directory.name)], pool, progress)
