@@ -24,7 +24,7 @@ from mergeway.errors import CheckpointError, OptionError
 from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import Fold, Rule
-from mergeway.rules.rule import Memory
+from mergeway.rules.rule import Memory, Whole
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,28 @@ class Pass:
             at = at.settled(facts)
         return at
 
+    def merge_whole(self, arrival: Arrival, at: Fold, memory: Checkpoint | None, objective: Any) -> tuple[Fold, Whole]:
+        """One arrival by a rule that sees the whole model at once."""
+        at = at.next(arrival.weight)
+        infos = self.base.merged_infos
+        held = {slot: {n: memory.read(slot_name(slot, n)) for n in infos} for slot in self.rule.slots} if memory else {}
+        start = {n: self.base.checkpoint.read(n).to(wide(i.dtype)) for n, i in infos.items()}
+        target = {n: arrival.read(n).to(wide(i.dtype)) for n, i in infos.items()}
+        self.progress.begin("merging", 0)
+        whole = self.rule.merge(at, start, held, target, objective)
+        return at.settled(whole.facts), whole
+
+    def keep_whole(self, memory: Mapping[str, Mapping[str, Tensor]], keep: Sink) -> None:
+        """Hand the memory of a whole-model rule on."""
+        for slot, tensors in memory.items():
+            for name, tensor in tensors.items():
+                keep.write(slot_name(slot, name), 0, tensor)
+
+    def deploy_whole(self, tensors: Mapping[str, Tensor], model: Sink) -> None:
+        """Round a deployed model to the base's dtypes and write it."""
+        for name, info in self.base.merged_infos.items():
+            model.write(name, 0, _checked(name, tensors[name].to(info.dtype)))
+
     def unfold(self, arrival: Arrival, at: Fold, memory: Checkpoint, keep: Sink) -> Fold:
         """Take an arrival out of the memory of an additive rule."""
         leaving = replace(at, weight=arrival.weight)
@@ -234,12 +256,16 @@ class Pass:
 
     def _deploy(self, model: Sink, name: str, part: Part, origin: Tensor, memory: Memory, at: Fold) -> None:
         update = self.rule.update(at, part, memory) if at.step else torch.zeros_like(origin)
-        tensor = (origin + update).to(self.base.checkpoint.infos[name].dtype)
-        if not is_finite(tensor):
-            raise CheckpointError(
-                f"the merged tensor '{name}' does not fit into {tensor.dtype}; lower the rule's scaling or use a wider base"
-            )
+        tensor = _checked(name, (origin + update).to(self.base.checkpoint.infos[name].dtype))
         model.write(name, part.start, tensor)
+
+
+def _checked(name: str, tensor: Tensor) -> Tensor:
+    if not is_finite(tensor):
+        raise CheckpointError(
+            f"the merged tensor '{name}' does not fit into {tensor.dtype}; lower the rule's scaling or use a wider base"
+        )
+    return tensor
 
 
 def _cut(tensor: Tensor, part: Part) -> Tensor:

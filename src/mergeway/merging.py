@@ -39,17 +39,22 @@ def merge(
     arrivals: Sequence[Any],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
+    objective: Any = None,
     *,
     threads: int | None = None,
     allow_pickle: bool = False,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Fold arrivals (refs, modules or dictionaries) into a base and return the deployed tensors."""
+    """Fold arrivals (refs, modules or dictionaries) into a base and return the deployed tensors.
+
+    `objective`, for the rules that need one, maps named tensors to a scalar tensor; an `Objective` with the tasks in the
+    order of the arrivals is narrowed to those seen so far at each fold.
+    """
     chosen = make(rule, options)
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, None, allow_pickle, pool, SILENT)
         model = DictSink(prepared.checkpoint.infos)
-        _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch)
+        _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch, objective)
     return model.tensors
 
 
@@ -59,6 +64,7 @@ def merge_into(
     arrivals: Sequence[Any],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
+    objective: Any = None,
     *,
     tasks: Sequence[str] | None = None,
     shard_size: int = DEFAULT_SHARD,
@@ -79,7 +85,9 @@ def merge_into(
         with staged_directory(out, force) as stage:
             model = ModelWriter(stage, prepared.checkpoint.infos, shard_size)
             numbers = itertools.count()
-            at = _fold_stream(way, stream, model, lambda infos: _DiskScratch(infos, stage / f"memory-{next(numbers)}"))
+            at = _fold_stream(
+                way, stream, model, lambda infos: _DiskScratch(infos, stage / f"memory-{next(numbers)}"), objective
+            )
             model.finish()
             copy_side_files(prepared.checkpoint.directory, stage)
             write_card(
@@ -123,9 +131,23 @@ class _DiskScratch:
 
 
 def _fold_stream(
-    way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[[Mapping[str, TensorInfo]], Any]
+    way: Pass,
+    stream: list[Arrival],
+    model: Sink,
+    scratch: Callable[[Mapping[str, TensorInfo]], Any],
+    objective: Any = None,
 ) -> Fold:
     """All folds of a stream; the rule's memory is kept only where it has to be seen again."""
+    at = (
+        _fold_whole(way, stream, model, scratch, objective)
+        if way.rule.whole
+        else _fold_parts(way, stream, model, scratch)
+    )
+    way.copy_buffers(model)
+    return at
+
+
+def _fold_parts(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[..., Any]) -> Fold:
     groups = [[arrival] for arrival in stream] if way.rule.surveys else [stream]
     at, memory, held = Fold(), None, None
     for group in groups:
@@ -140,8 +162,39 @@ def _fold_stream(
         way.deploy(at, memory, model)
     if held:
         held.drop()
-    way.copy_buffers(model)
     return at
+
+
+def _fold_whole(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[..., Any], objective: Any) -> Fold:
+    check_objective(way.rule, objective)
+    at, memory, held = Fold(), None, None
+    for k, arrival in enumerate(stream, 1):
+        seen = seen_objective(objective, [a.weight for a in stream[:k]])
+        at, whole = way.merge_whole(arrival, at, memory, seen)
+        if held:
+            held.drop()
+        if arrival is stream[-1]:
+            polished = way.rule.polish(whole.deployed, seen)
+            way.deploy_whole(polished[0] if polished else whole.deployed, model)
+            break
+        held = scratch(memory_infos(way.rule, way.base))
+        way.keep_whole(whole.memory, held.sink)
+        memory = held.read()
+    return at
+
+
+def check_objective(rule: Rule, objective: Any) -> None:
+    """Refuse to start a rule that needs data without any."""
+    if "calibration" in rule.needs and objective is None:
+        raise OptionError(
+            f"rule '{rule.name}' needs calibration data; give --suite or --objective (objective=... in Python)"
+        )
+
+
+def seen_objective(objective: Any, weights: Sequence[float]) -> Any:
+    """The objective of the arrivals so far; a plain function is the same at every fold."""
+    narrow = getattr(objective, "seen", None)
+    return narrow(len(weights), weights) if narrow else objective
 
 
 def _prepare(

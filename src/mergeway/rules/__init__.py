@@ -10,6 +10,7 @@ from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop
 from mergeway.rules.iso import Iso as Iso
 from mergeway.rules.magmax import Magmax as Magmax
+from mergeway.rules.ode import Ode as Ode
 from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
 from mergeway.rules.rule import Fold as Fold
@@ -18,7 +19,7 @@ from mergeway.rules.task_arithmetic import TaskArithmetic as TaskArithmetic
 from mergeway.rules.ties import Ties as Ties
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop)
+    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop, Ode)
 }
 
 

@@ -20,6 +20,11 @@ def read_option(what: str, value: Any, kind: Any) -> Any:
         if value not in choices:
             raise OptionError(f"{what} is {value!r}; it takes {' or '.join(choices)}")
         return value
+    if kind is bool:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if str(value).lower() not in words:
+            raise OptionError(f"{what} is {value!r}; it takes true or false")
+        return words[str(value).lower()]
     try:
         if kind is int and isinstance(value, float) and not value.is_integer():
             raise ValueError

@@ -57,13 +57,28 @@ class Fold:
         return dataclasses.replace(self, facts={**self.facts, **facts})
 
 
+# Named tensors of a whole model, in the dtype of the arithmetic.
+Params = dict[str, Tensor]
+
+
+@dataclass
+class Whole:
+    """What a rule that sees the whole model makes of one arrival: its memory, the deployed model, and what it measured."""
+
+    memory: dict[str, Params]
+    deployed: Params
+    facts: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Rule:
     """A merging rule: frozen options, pure functions of tensors.
 
     A part is either a whole matrix (when `matrices` is set and the parameter is a linear weight) or a block of a flattened
     parameter, so a rule must treat anything but matrices element by element. `fold` may use only what `survey` found out
-    about this fold; what `settle` works out from the whole model is for `update`.
+    about this fold; what `settle` works out from the whole model is for `update`. A rule that cannot work part by part sets
+    `whole` and implements `merge` (and `polish`) instead of `fold` and `update`.
     """
 
     name: ClassVar[str]
@@ -75,6 +90,7 @@ class Rule:
     surveys: ClassVar[bool] = False
     settles: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:
         """Facts about the whole model that this fold needs before it starts (only when `surveys`)."""
@@ -99,6 +115,14 @@ class Rule:
     def unfold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
         """The memory without an arrival that was folded in earlier (only when `additive`)."""
         return {"sum": memory["sum"] - at.weight * delta}
+
+    def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
+        """The model after the k-th arrival (only when `whole`); `memory` is empty at the first."""
+        raise NotImplementedError
+
+    def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
+        """A last stage on the deployed model that the stream does not continue from (only when `whole`)."""
+        return None
 
     def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether the parameter is handed over whole, as a matrix."""

@@ -1,0 +1,96 @@
+"""The objective: the loss of the seen tasks on their calibration samples, as a function of named parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.calibration import DEFAULT_SIZE, Samples, check_samples, draw, shares
+from mergeway.errors import OptionError
+
+# Logits of a batch: predict(params, inputs, head).
+Predict = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], Tensor]
+
+
+class Objective:
+    """L(θ; D_cal): the mean over tasks of the mean cross-entropy of each, weighted by utility when weights are given.
+
+    `size` samples in all, n/k from each of the k tasks; micro-batches of `batch` rows bound the memory and change nothing
+    beyond rounding.
+    """
+
+    def __init__(
+        self,
+        predict: Predict,
+        tasks: Sequence[Samples],
+        weights: Sequence[float] | None = None,
+        *,
+        size: int = DEFAULT_SIZE,
+        seed: int = 0,
+        batch: int = 128,
+    ) -> None:
+        if not tasks:
+            raise OptionError("an objective needs at least one task with calibration samples")
+        if weights is not None and len(weights) != len(tasks):
+            raise OptionError(f"{len(weights)} weights for {len(tasks)} tasks of the objective; give one each")
+        for task in tasks:
+            check_samples(task, f"calibration samples of '{task.task}'")
+        self._predict, self._pool, self._size, self._seed, self._batch = predict, list(tasks), size, seed, batch
+        self.tasks = [draw(t, n, seed) for t, n in zip(tasks, shares(size, len(tasks)), strict=True)]
+        total = sum(weights) if weights else len(tasks)
+        self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
+
+    def seen(self, count: int, weights: Sequence[float] | None = None) -> Objective:
+        """The objective of the first `count` tasks of the stream; the samples are shared out anew."""
+        if count > len(self._pool):
+            raise OptionError(
+                f"the objective has samples of {len(self._pool)} tasks, but {count} arrivals were folded; it needs those of every task"
+            )
+        return Objective(
+            self._predict, self._pool[:count], weights, size=self._size, seed=self._seed, batch=self._batch
+        )
+
+    def halves(self) -> tuple[Objective, Objective]:
+        """The same objective on every other sample, twice: one half to fit on, the other to judge by."""
+        made = []
+        for offset in (0, 1):
+            half = Objective(self._predict, self._pool, size=self._size, seed=self._seed, batch=self._batch)
+            half.tasks = [t.rows(slice(offset, None, 2)) if len(t) > 1 else t for t in self.tasks]
+            half.shares = self.shares
+            made.append(half)
+        return made[0], made[1]
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([s * self.task_loss(params, t) for s, t in zip(self.shares, self.tasks, strict=True)]).sum()
+
+    def task_loss(self, params: Mapping[str, Tensor], task: Samples) -> Tensor:
+        """The mean loss of one task."""
+        return torch.stack([self._loss(params, rows) * (len(rows) / len(task)) for rows in self._batches(task)]).sum()
+
+    def task_losses(self, params: Mapping[str, Tensor]) -> dict[str, float]:
+        """The loss of every task, without gradients."""
+        with torch.no_grad():
+            return {t.task: float(self.task_loss(params, t)) for t in self.tasks}
+
+    def accumulate(self, params: Mapping[str, Tensor]) -> float:
+        """The loss, its gradient added to `.grad` of the parameters one micro-batch at a time."""
+        return sum(s * self.accumulate_task(params, t, s) for s, t in zip(self.shares, self.tasks, strict=True))
+
+    def accumulate_task(self, params: Mapping[str, Tensor], task: Samples, scale: float = 1.0) -> float:
+        """One task's loss, `scale` times its gradient added to `.grad` of the parameters."""
+        total = 0.0
+        for rows in self._batches(task):
+            loss = self._loss(params, rows) * (len(rows) / len(task))
+            (scale * loss).backward()
+            total += float(loss.detach())
+        return total
+
+    def _loss(self, params: Mapping[str, Tensor], rows: Samples) -> Tensor:
+        return functional.cross_entropy(self._predict(params, rows.inputs, rows.head), rows.labels)
+
+    def _batches(self, task: Samples) -> Iterator[Samples]:
+        for start in range(0, len(task), self._batch):
+            yield task.rows(slice(start, start + self._batch))

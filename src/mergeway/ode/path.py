@@ -1,0 +1,219 @@
+"""A trajectory: the integrated path from the deployed model toward the arrival, with its certificate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mergeway.errors import MergewayError, OptionError, suggest
+from mergeway.ode.controller import adaptive_steps, certified_steps, next_step, within_envelope
+from mergeway.ode.field import Field, Slope
+from mergeway.ode.flat import FlatParams, Loss
+from mergeway.ode.metric import Metric
+from mergeway.ode.released import per_task_steps
+from mergeway.ode.solvers import STEPS, euler
+
+Solver = Literal["euler", "heun", "rk4", "adaptive"]
+Barrier = Literal["none", "path", "per-task"]
+
+
+@dataclass
+class Trajectory:
+    """The path that was taken and what was measured on it.
+
+    times, losses, gammas, alignments and distances belong together, one entry for each evaluated point; the last entry is
+    the end, where γ and the alignment are not needed and therefore repeat the step before. `barrier` is B of Definition 3.2
+    on the part that was travelled, `bound` that of Theorem 3.4, `rho` the largest alignment (Theorem 3.3), and `certified`
+    says whether the envelope L(θ(t)) ≤ L(θ0) + t·max(ΔL, 0) held at every measured point.
+    """
+
+    until: float
+    solver: str
+    loss_start: float
+    loss_target: float
+    times: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    gammas: list[float] = field(default_factory=list)
+    alignments: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
+    evaluations: int = 0
+    probes: int = 0
+    shortened: int = 0
+    infeasible: int = 0
+    end: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _again: Callable[[float], dict[str, Tensor]] | None = field(default=None, repr=False)
+
+    @property
+    def gap(self) -> float:
+        """ΔL = L(θ1) − L(θ0)."""
+        return self.loss_target - self.loss_start
+
+    @property
+    def barrier(self) -> float:
+        """B = sup_t L(θ(t)) − [(1−t)L(θ0) + tL(θ1)] (Eq. 6); never below 0, its value at t = 0."""
+        return max(
+            (loss - self.loss_start - t * self.gap for t, loss in zip(self.times, self.losses, strict=True)),
+            default=0.0,
+        )
+
+    @property
+    def bound(self) -> float:
+        """What Theorem 3.4 allows the barrier to be: max{L(θ0) − L(θ1), 0} (Eq. 17)."""
+        return max(-self.gap, 0.0)
+
+    @property
+    def rho(self) -> float:
+        """The largest ‖P_g u‖/‖u‖ that was seen."""
+        return max(self.alignments, default=0.0)
+
+    @property
+    def distance_bound(self) -> float:
+        """‖θ0 − θ1‖(1 − t)^(1−ρ), an upper bound of the distance to the target at the end (Eq. 31)."""
+        return self.distances[0] * (1.0 - self.until) ** (1.0 - self.rho) if self.distances else 0.0
+
+    @property
+    def certified(self) -> bool:
+        """Whether the envelope of Eq. 16 held at every measured point, up to the rounding of the loss."""
+        return all(
+            within_envelope(t, loss, self.loss_start, self.gap) for t, loss in zip(self.times, self.losses, strict=True)
+        )
+
+    def at(self, t: float) -> dict[str, Tensor]:
+        """The parameters at a time up to `until`; only the end is stored, so any other time is integrated again."""
+        if not 0.0 <= t <= self.until:
+            raise OptionError(f"t = {t!r}: the trajectory was integrated from 0 until {self.until:g}")
+        if t == self.until or self._again is None:
+            return self.end
+        return self._again(t)
+
+    def summary(self) -> dict[str, Any]:
+        """What a journal keeps: every number, no tensors."""
+        plain = {k: v for k, v in self.__dict__.items() if k not in ("end", "_again")}
+        return plain | {
+            "barrier": self.barrier,
+            "bound": self.bound,
+            "rho": self.rho,
+            "distance_bound": self.distance_bound,
+            "certified": self.certified,
+        }
+
+    def note(self, slope: Slope) -> None:
+        """Record an evaluated point."""
+        self.times.append(slope.time)
+        self.losses.append(slope.loss)
+        self.gammas.append(slope.gamma)
+        self.alignments.append(slope.alignment)
+        self.distances.append(slope.distance)
+
+
+def trajectory(
+    start: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    loss: Loss,
+    until: float = 0.5,
+    solver: Solver = "euler",
+    step: float = 0.05,
+    certify: bool = False,
+    *,
+    tolerance: float = 0.01,
+    guidance: float = 0.0,
+    metric: Metric = "euclidean",
+    task_norm: float = 0.0,
+    barrier: Barrier = "path",
+) -> Trajectory:
+    """Integrate the field from `start` toward `target` until time `until` (Algorithm 1, ODE-M).
+
+    `loss` maps named tensors to a scalar. `barrier` is `path` for the paper's γ, `none` for no damping, `per-task` for the
+    released code's barrier. `adaptive` chooses its steps so that the end is within `tolerance` of the way
+    travelled; `certify` shortens a step of `euler` or `adaptive` until the loss envelope holds where it ends.
+
+    Deviates: the last step is shortened so that the path ends at `until`, where the paper's loop overshoots.
+    """
+    _check_options(until, solver, step, certify, tolerance)
+    if barrier == "per-task" and (solver != "euler" or certify or metric != "euclidean"):
+        raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")
+    flat = FlatParams(start, target)
+    if not flat.moving or until == 0.0:
+        value = flat.value(loss)
+        there = flat.value_at_target(loss)
+        return Trajectory(
+            until, solver, value, there, [0.0], [value], [1.0], [0.0], [0.0], probes=2, end=flat.tensors()
+        )
+    loss_target = flat.value_at_target(loss)
+    if not math.isfinite(loss_target):
+        raise MergewayError(
+            f"the objective is {loss_target} at the arrival; the calibration data or the arrival does not fit the model"
+        )
+    walk = Field(flat, loss, loss_target, guidance, metric, task_norm, rectify=barrier == "path")
+    if barrier == "per-task":
+        made = Trajectory(until, solver, flat.value(loss), loss_target, probes=2)
+        per_task_steps(walk, made, step)
+        return _finish(walk, made)
+    first = walk.slope(0.0)
+    made = Trajectory(until, solver, first.loss, loss_target, probes=1)
+    if solver == "adaptive":
+        adaptive_steps(walk, made, first, tolerance, certify)
+    elif certify:
+        certified_steps(walk, made, first, step)
+    else:
+        _fixed_steps(walk, made, first, step)
+
+    def again(t: float) -> dict[str, Tensor]:
+        return trajectory(
+            start,
+            target,
+            loss,
+            t,
+            solver,
+            step,
+            certify,
+            tolerance=tolerance,
+            guidance=guidance,
+            metric=metric,
+            task_norm=task_norm,
+            barrier=barrier,
+        ).end
+
+    made._again = again
+    return _finish(walk, made)
+
+
+def _fixed_steps(walk: Field, made: Trajectory, slope: Slope, step: float) -> None:
+    advance, t = STEPS[made.solver], 0.0
+    while True:
+        made.note(slope)
+        h = next_step(t, step, made.until)
+        # A stage at t = 1 would divide by zero; there only Euler's step, which needs no stage, is defined.
+        (euler if t + h >= 1.0 else advance)(walk, slope, h)
+        t += h
+        if t >= made.until:
+            return
+        slope = walk.slope(t)
+
+
+def _finish(walk: Field, made: Trajectory) -> Trajectory:
+    """Measure the loss at the end, unless the last step already did."""
+    if made.times[-1] < made.until:
+        made.probes += 1
+        loss, distance = walk.measure()
+        made.note(Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0))
+    made.evaluations = walk.evaluations
+    made.end = walk.flat.tensors()
+    return made
+
+
+def _check_options(until: float, solver: str, step: float, certify: bool, tolerance: float) -> None:
+    if solver != "adaptive" and solver not in STEPS:
+        raise OptionError(f"there is no solver '{solver}'; {suggest(solver, [*STEPS, 'adaptive'])}")
+    if certify and solver in ("heun", "rk4"):
+        raise OptionError(f"certify needs the solver 'euler' or 'adaptive', not '{solver}'")
+    if not 0.0 <= until <= 1.0:
+        raise OptionError(f"until is {until!r}; a trajectory runs from 0 to at most 1")
+    if not (math.isfinite(step) and 0.0 < step <= 1.0):
+        raise OptionError(f"step is {step!r}; it must be positive and at most 1")
+    if not (math.isfinite(tolerance) and tolerance > 0.0):
+        raise OptionError(f"tolerance is {tolerance!r}; it must be positive")

@@ -1,0 +1,108 @@
+"""How a model turns inputs into logits, as a function of named parameters: the kinds of model an objective knows."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from mergeway.errors import OptionError
+
+
+class ClipVision:
+    """A CLIP vision tower with a frozen zero-shot head: logits = scale·cos(features, head)."""
+
+    def __init__(self, directory: Path, scale: float, mean: Sequence[float], std: Sequence[float]) -> None:
+        from transformers import CLIPVisionModelWithProjection
+
+        self.model = _load(CLIPVisionModelWithProjection, directory)
+        self.scale = scale
+        self._mean = torch.tensor(list(mean)).view(1, -1, 1, 1)
+        self._std = torch.tensor(list(std)).view(1, -1, 1, 1)
+        config: Any = self.model.config
+        self.image_size, self.width = int(config.image_size), int(config.projection_dim)
+
+    def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """Normalised image features."""
+        pixels = (inputs["images"].permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
+        out: Any = functional_call(self.model, dict(params), kwargs={"pixel_values": pixels})
+        return functional.normalize(out.image_embeds, dim=-1)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
+        return self.scale * self.features(params, inputs) @ _needed(head).mT
+
+
+class TextEncoder:
+    """A text encoder with a frozen head: logits = scale·cos(pooled hidden states, head)."""
+
+    def __init__(self, directory: Path, scale: float, max_length: int, pooling: str = "mean") -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        if pooling not in ("mean", "cls"):
+            raise OptionError(f"{directory}: pooling is '{pooling}'; it must be mean or cls")
+        self.model = _load(AutoModel, directory)
+        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.scale, self._length, self._pooling = scale, max_length, pooling
+        config: Any = self.model.config
+        self.width = int(config.hidden_size)
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Token ids and mask of equal length."""
+        made = self.tokenizer(
+            list(texts), padding="max_length", truncation=True, max_length=self._length, return_tensors="pt"
+        )
+        return {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
+
+    def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """Normalised text features."""
+        out: Any = functional_call(self.model, dict(params), kwargs=dict(inputs))
+        hidden, keep = out.last_hidden_state, inputs["attention_mask"].unsqueeze(-1).to(out.last_hidden_state.dtype)
+        pooled = (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
+        return functional.normalize(pooled, dim=-1)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
+        return self.scale * self.features(params, inputs) @ _needed(head).mT
+
+
+class Classifier:
+    """A `transformers` classifier (or any module that returns logits) with its head among its own parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
+        out: Any = functional_call(self.model, dict(params), kwargs=dict(inputs))
+        return out if isinstance(out, Tensor) else out.logits
+
+
+def _needed(head: Tensor | None) -> Tensor:
+    if head is None:
+        raise OptionError("this kind of model needs a head for every task")
+    return head
+
+
+def _load(kind: Any, directory: Path) -> nn.Module:
+    """A model in eval mode, without the library's chatter."""
+    from transformers.utils import logging as chatter
+
+    level = chatter.get_verbosity()
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return kind.from_pretrained(directory).eval().requires_grad_(False)
+    except (OSError, ValueError, KeyError) as problem:
+        raise OptionError(
+            f"{directory}: the base cannot be loaded as {kind.__name__} ({' '.join(str(problem).split())[:160]})"
+        ) from None
+    finally:
+        chatter.set_verbosity(level)

@@ -1,0 +1,87 @@
+"""ODE-M: follow the barrier-aware trajectory from the deployed model toward the arrival and stop at t_k (Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mergeway.errors import OptionError
+from mergeway.ode import operating_time, trajectory
+from mergeway.ode.released import refine
+from mergeway.rules.options import check_range
+from mergeway.rules.rule import Fold, Params, Rule, Whole
+
+
+@dataclass(frozen=True)
+class Ode(Rule):
+    """Ψ_k = θ(t_k) with θ̇ = u⊥ + γu∥, θ(0) = Ψ_{k−1}, target ψ_k and t_k = w_k/W_k (Eq. 10-18); Ψ_1 = ψ_1.
+
+    The defaults are the paper's. Whenever γ ≡ 1 the path is straight and the rule equals `average`. `guidance`, `task_norm`,
+    `barrier=per-task` and `refine` are the released code's mechanisms; `preset=released` sets them as it does.
+
+    Deviates: the last step lands on t_k, where the paper's loop overshoots.
+    """
+
+    name = "ode"
+    title = "barrier-aware trajectory toward the arrival"
+    paper = "ODE-M Algorithm 1"
+    slots = ("model",)
+    needs = frozenset({"calibration"})
+    whole = True
+
+    step: float = 0.05
+    solver: Literal["euler", "heun", "rk4", "adaptive"] = "euler"
+    certify: bool = False
+    time: float | None = None
+    guidance: float = 0.0
+    metric: Literal["euclidean", "layer", "diagonal"] = "euclidean"
+    task_norm: float = 0.0
+    barrier: Literal["none", "path", "per-task"] = "path"
+    refine: int = 0
+    preset: Literal["paper", "released"] = "paper"
+
+    def __post_init__(self) -> None:
+        check_range(self, "guidance", 0.0, float("inf"))
+        check_range(self, "refine", 0, float("inf"))
+        if not 0.0 < self.step <= 1.0:
+            raise OptionError(f"option 'step' of rule 'ode' is {self.step!r}; it must be positive and at most 1")
+        if self.time is not None:
+            check_range(self, "time", 0.0, 1.0)
+
+    def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
+        if at.step == 1:
+            return Whole({"model": arrival}, arrival)
+        chosen = self._chosen()
+        path = trajectory(
+            memory["model"],
+            arrival,
+            objective,
+            operating_time(at.weight, at.total, chosen.time),
+            chosen.solver,
+            chosen.step,
+            chosen.certify,
+            guidance=chosen.guidance,
+            metric=chosen.metric,
+            task_norm=chosen.task_norm,
+            barrier=chosen.barrier,
+        )
+        facts = {
+            "time": path.until,
+            "gradients": path.evaluations,
+            "barrier": path.barrier,
+            "bound": path.bound,
+            "gamma": min(path.gammas),
+        }
+        return Whole({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
+
+    def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
+        steps = self._chosen().refine
+        return refine(deployed, objective, steps) if steps else None
+
+    def _chosen(self) -> Ode:
+        """The options in force: a preset fills in what was left at its default."""
+        preset = _RELEASED if self.preset == "released" else {}
+        return replace(self, **{k: v for k, v in preset.items() if getattr(self, k) == getattr(Ode, k)})
+
+
+_RELEASED = {"step": 0.01, "guidance": 0.24, "task_norm": 0.25, "barrier": "per-task", "refine": 80}
