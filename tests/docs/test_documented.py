@@ -61,7 +61,9 @@ def test_rule_has_a_page_with_its_options_and_defaults(name):
         assert row, f"option {field.name} has no row on the page of {name}"
         default = row[1].strip("`")
         if field.default is None:
-            assert default == "by name and shape"
+            assert default, f"{field.name}: the page does not say what happens when it is not given"
+        elif isinstance(field.default, bool):
+            assert default == ("on" if field.default else "off")
         elif isinstance(field.default, str):
             assert default == field.default
         else:
@@ -143,11 +145,11 @@ def test_trunk_method_is_documented(name):
     if isinstance(member, property):
         assert f"`{name}`" in page
         return
-    shown = re.search(rf"(?:\| `|Trunk\.){name}\((.*?)\)(?:`| ->)", page)
+    shown = re.search(rf"(?:\| `|Trunk\.){name}\((.*?)\)(?:`| ->)", page, re.S)
     assert shown, f"Trunk.{name} has no signature on the page"
     parameters = inspect.signature(getattr(mergeway.Trunk, name)).parameters
     hidden = {"self", "journal"}
-    assert {p.strip("* ").split("=")[0] for p in shown[1].split(",")} - {""} == set(parameters) - hidden
+    assert {p.strip("* \n").split("=")[0] for p in shown[1].split(",")} - {""} == set(parameters) - hidden
 
 
 @pytest.mark.parametrize("name", ["merge", "merge_into"])
