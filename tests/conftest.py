@@ -26,7 +26,12 @@ import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from mergeway.rules import RULES  # noqa: E402
+
 torch.set_num_threads(1)
+
+# The rules that need nothing but checkpoints.
+DATA_FREE = [name for name, rule in RULES.items() if not rule.needs]
 
 # A slow, shared machine must not fail a property for its speed.
 settings.register_profile("mergeway", deadline=None)

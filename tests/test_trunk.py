@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import draw_tensors, listing
+from conftest import DATA_FREE, draw_tensors, listing
 from safetensors.torch import load_file, save_file
 
 import mergeway as mw
 from mergeway.errors import OptionError, TrunkError, TrunkLocked
 
-RULES = list(mw.rules.RULES)
+RULES = DATA_FREE
 
 
 def quick(rule: str) -> mw.rules.Rule:

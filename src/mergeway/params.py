@@ -77,12 +77,13 @@ def is_linear(name: str, shape: tuple[int, ...], pattern: str | None = None) -> 
     Embeddings are matrices too, but their rows are looked up, not multiplied with, so the papers' matrix rules pass them by.
     """
     if pattern is not None:
-        return len(shape) >= 2 and _compiled(pattern).search(name) is not None
+        return len(shape) >= 2 and 0 not in shape and compiled(pattern).search(name) is not None
     return len(shape) == 2 and min(shape) > 1 and name.endswith("weight") and not is_embedding(name)
 
 
 @lru_cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The regex that names linear weights, or an error that says why it is none."""
     try:
         return re.compile(pattern)
     except re.error as problem:

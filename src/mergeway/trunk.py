@@ -40,7 +40,7 @@ class Trunk:
             self.base_digest: str = settings["base"]["digest"]
             self.keep: int = settings["keep"]
             self.rule: Rule = make(settings["rule"], settings["options"])
-        except (KeyError, TypeError) as problem:
+        except (KeyError, TypeError, AttributeError) as problem:
             raise TrunkError(
                 f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
             ) from None

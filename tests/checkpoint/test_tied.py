@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import draw_tensors
+from conftest import DATA_FREE, draw_tensors
 
 import mergeway as mw
 from mergeway.errors import CheckpointError
@@ -18,7 +18,7 @@ def model(seed: int, *, head: bool) -> dict[str, torch.Tensor]:
     return tensors | ({HEAD: tensors[EMBED].clone()} if head else {})
 
 
-@pytest.fixture(params=list(mw.rules.RULES))
+@pytest.fixture(params=DATA_FREE)
 def rule(request) -> str:
     return request.param
 

@@ -52,7 +52,9 @@ def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
 def check_free(out: Path, force: bool = False) -> None:
     """Refuse to write over something, so that new files never mix with old ones."""
     _sweep(out)
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
+    with writing(out):
+        blocked = out.is_symlink() or (out.exists() and not out.is_dir())
+    if blocked:
         raise CheckpointError(f"{out}: exists and is not a directory; choose another")
     if out.is_dir() and any(out.iterdir()):
         if not force:

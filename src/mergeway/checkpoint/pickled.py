@@ -22,7 +22,10 @@ def pickles_in(path: Path) -> list[Path]:
         return []
     index = path / "pytorch_model.bin.index.json"
     if index.exists():
-        names = sorted({str(s) for s in read_json(index, "the shard index").get("weight_map", {}).values()})
+        weight_map = read_json(index, "the shard index").get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: the shard index has no weight_map")
+        names = sorted({str(s) for s in weight_map.values()})
         if any(Path(n).name != n for n in names):
             raise CheckpointError(f"{index}: a shard lies outside the model directory; the index cannot be trusted")
         return [path / n for n in names]

@@ -30,7 +30,7 @@ def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool
             f"a checkpoint is a path, a hub id, a module or a dictionary of tensors, not {type(ref).__name__}"
         )
     source, path = str(ref), Path(ref)
-    if not path.exists():
+    if not _exists(path):
         path = _from_hub(source)
     if pickles := pickles_in(path):
         if not allow_pickle:
@@ -45,13 +45,22 @@ def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool
     return open_directory(source, path)
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file can have
+        return False
+
+
 def _from_hub(source: str) -> Path:
+    nothing = CheckpointError(f"{source}: no such file or directory, and not a hub id of the form org/name[@revision]")
     match = _HUB_ID.match(source)
     if not match or source.endswith((".safetensors", ".bin", ".pt", ".pth")):
-        raise CheckpointError(f"{source}: no such file or directory, and not a hub id of the form org/name[@revision]")
+        raise nothing
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -61,6 +70,8 @@ def _from_hub(source: str) -> Path:
     command = f"hf download {repo}" + (f" --revision {revision}" if revision else "")
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES))
+    except HFValidationError:
+        raise nothing from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{source}: the hub has no revision '{revision}' of {repo}") from None
     except RepositoryNotFoundError:

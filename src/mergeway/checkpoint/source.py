@@ -95,7 +95,10 @@ class SafetensorsFiles:
         self._file_of: dict[str, Path] = {}
         self._handles = {path: _open(path) for path in files}
         for path, handle in self._handles.items():
+            _refuse_doubles(path)
             for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
+                if not name:
+                    raise CheckpointError(f"{path}: holds a tensor without a name")
                 if name in self._file_of:
                     raise CheckpointError(
                         f"{path}: tensor '{name}' is also in {self._file_of[name].name}; the checkpoint is not one model"
@@ -118,6 +121,20 @@ class SafetensorsFiles:
 def _open(path: Path):  # noqa: ANN202 - safetensors does not name the type of its handle
     with _readable(path):
         return safe_open(path, framework="pt")
+
+
+def _refuse_doubles(path: Path) -> None:
+    """The safetensors library takes the last of two entries with one name without a word; the header is sane otherwise."""
+
+    def unique(pairs: list[tuple[str, object]]) -> None:
+        seen = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise CheckpointError(f"{path}: the header names '{name}' twice; get the file again")
+            seen.add(name)
+
+    with _readable(path), open(path, "rb") as file:
+        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
 
 
 @contextlib.contextmanager

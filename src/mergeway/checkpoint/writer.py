@@ -139,7 +139,7 @@ def read_size(text: str) -> int:
         "MIB": 2**20,
         "GIB": 2**30,
     }
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     size = int(float(match[1]) * units[match[2].upper()]) if match and match[2].upper() in units else 0
     if size <= 0:
         raise OptionError(f"--shard-size is '{text}'; it takes a size such as 5GB or 500MB")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mergeway.errors import OptionError, suggest
+from mergeway.params import compiled
 from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop
 from mergeway.rules.iso import Iso as Iso
@@ -28,7 +29,9 @@ def make(rule: str | Rule, options: Mapping[str, Any] | None = None) -> Rule:
     if isinstance(rule, Rule):
         if options:
             raise OptionError(f"options {', '.join(options)} given beside a rule that already has its own")
-        return rule
-    if rule not in RULES:
+    elif rule not in RULES:
         raise OptionError(f"there is no rule '{rule}'; {suggest(rule, RULES)}")
-    return RULES[rule].from_options(options or {})
+    made = rule if isinstance(rule, Rule) else RULES[rule].from_options(options or {})
+    if (pattern := getattr(made, "linear", None)) is not None:
+        compiled(pattern)  # a bad one is said now, not at the first fold
+    return made

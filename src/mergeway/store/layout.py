@@ -51,7 +51,9 @@ class Store:
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any], first: Record) -> Store:
         """A new trunk, complete or not at all."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        with writing(path):
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if taken:
             what = "is a trunk already" if (path / "journal.jsonl").exists() else "exists and is not empty"
             raise TrunkError(f"{path}: {what}; choose another directory")
         text = json.dumps({"format": FORMAT, **settings}, indent=2, sort_keys=True) + "\n"
@@ -75,7 +77,7 @@ class Store:
             text = self.settings_path.read_text(encoding="utf-8")
             settings = json.loads(text)
             version = settings["format"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise TrunkError(f"{self.path}: not a trunk (no trunk.json); make one with 'mergeway init'") from None
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
