@@ -22,6 +22,7 @@ class Samples:
     inputs: Mapping[str, Tensor]
     labels: Tensor
     head: Tensor | None = None
+    shuffled: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,7 +57,8 @@ def shares(size: int, tasks: int) -> list[int]:
 
 def draw(samples: Samples, count: int, seed: int = 0) -> Samples:
     """The first `count` of the task's shuffled samples: a smaller draw is always part of a larger one."""
-    key = hashlib.sha256(f"{seed}:{samples.task}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-    order = torch.randperm(len(samples), generator=generator)[:count]
-    return samples.rows(order)
+    if not samples.shuffled:
+        key = hashlib.sha256(f"{seed}:{samples.task}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        samples = replace(samples.rows(torch.randperm(len(samples), generator=generator)), shuffled=True)
+    return samples.rows(slice(count))

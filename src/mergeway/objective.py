@@ -38,8 +38,10 @@ class Objective:
             raise OptionError(f"{len(weights)} weights for {len(tasks)} tasks of the objective; give one each")
         for task in tasks:
             check_samples(task, f"calibration samples of '{task.task}'")
-        self._predict, self._pool, self._size, self._seed, self._batch = predict, list(tasks), size, seed, batch
-        self.tasks = [draw(t, n, seed) for t, n in zip(tasks, shares(size, len(tasks)), strict=True)]
+        self._predict, self._size, self._batch = predict, size, batch
+        # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
+        self._pool = [draw(t, size, seed) for t in tasks]
+        self.tasks = [t.rows(slice(n)) for t, n in zip(self._pool, shares(size, len(tasks)), strict=True)]
         total = sum(weights) if weights else len(tasks)
         self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
 
@@ -49,15 +51,13 @@ class Objective:
             raise OptionError(
                 f"the objective has samples of {len(self._pool)} tasks, but {count} arrivals were folded; it needs those of every task"
             )
-        return Objective(
-            self._predict, self._pool[:count], weights, size=self._size, seed=self._seed, batch=self._batch
-        )
+        return Objective(self._predict, self._pool[:count], weights, size=self._size, batch=self._batch)
 
     def halves(self) -> tuple[Objective, Objective]:
         """The same objective on every other sample, twice: one half to fit on, the other to judge by."""
         made = []
         for offset in (0, 1):
-            half = Objective(self._predict, self._pool, size=self._size, seed=self._seed, batch=self._batch)
+            half = Objective(self._predict, self._pool, size=self._size, batch=self._batch)
             half.tasks = [t.rows(slice(offset, None, 2)) if len(t) > 1 else t for t in self.tasks]
             half.shares = self.shares
             made.append(half)

@@ -82,6 +82,17 @@ class Classifier:
         return out if isinstance(out, Tensor) else out.logits
 
 
+# What each kind has to be told besides the base.
+KINDS = {"clip-vision": ("logit_scale", "image_mean", "image_std"), "text-encoder": ("logit_scale", "max_length")}
+
+
+def make_predictor(base: Path, settings: Mapping[str, Any]) -> ClipVision | TextEncoder:
+    """The model of a base directory, as its settings describe it."""
+    if settings["kind"] == "clip-vision":
+        return ClipVision(base, settings["logit_scale"], settings["image_mean"], settings["image_std"])
+    return TextEncoder(base, settings["logit_scale"], settings["max_length"], settings.get("pooling", "mean"))
+
+
 def _needed(head: Tensor | None) -> Tensor:
     if head is None:
         raise OptionError("this kind of model needs a head for every task")

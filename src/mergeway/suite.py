@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mergeway.calibration import DEFAULT_SIZE, Samples, check_samples
-from mergeway.checkpoint import SafetensorsFiles
+from mergeway.calibration import DEFAULT_SIZE, Samples
 from mergeway.checkpoint.source import read_json
+from mergeway.data import base_settings, read_data, read_head, read_jsonl, read_npz
 from mergeway.errors import OptionError, suggest
 from mergeway.objective import Objective
-from mergeway.predictors import ClipVision, TextEncoder
-
-KINDS = {"clip-vision": ("logit_scale", "image_mean", "image_std"), "text-encoder": ("logit_scale", "max_length")}
+from mergeway.predictors import KINDS, ClipVision, TextEncoder, make_predictor
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,7 @@ class Suite:
     @cached_property
     def predictor(self) -> ClipVision | TextEncoder:
         """The suite's model as a function of parameters."""
-        s = self.settings
-        if self.kind == "clip-vision":
-            return ClipVision(self.base, s["logit_scale"], s["image_mean"], s["image_std"])
-        return TextEncoder(self.base, s["logit_scale"], s["max_length"], s.get("pooling", "mean"))
+        return make_predictor(self.base, self.settings)
 
     def task(self, name: str) -> SuiteTask:
         """The task of that name."""
@@ -63,13 +56,13 @@ class Suite:
         key = (name, split)
         if key not in self._samples:
             task = self.task(name)
-            head = _read_head(task.head, self.predictor.width)
-            made = (
-                self._read_images(task, split, head)
-                if self.kind == "clip-vision"
-                else self._read_texts(task, split, head)
-            )
-            check_samples(made, f"{task.data} ({split})")
+            head = read_head(task.head, self.predictor.width)
+            if isinstance(self.predictor, ClipVision):
+                made = read_npz(task.data, split, task.name, head, self.predictor)
+            else:
+                made = read_jsonl(
+                    task.data.with_name(f"{task.data.name}.{split}.jsonl"), task.name, head, self.predictor
+                )
             self._samples[key] = made
         return self._samples[key]
 
@@ -88,34 +81,6 @@ class Suite:
                 rows = test.rows(slice(start, start + batch))
                 hits += int((self.predictor(params, rows.inputs, rows.head).argmax(-1) == rows.labels).sum())
         return 100.0 * hits / len(test)
-
-    def _read_images(self, task: SuiteTask, split: str, head: Tensor) -> Samples:
-        predictor = self.predictor
-        assert isinstance(predictor, ClipVision)
-        arrays = _read_npz(task.data)
-        for key in (f"x_{split}", f"y_{split}"):
-            if key not in arrays:
-                raise OptionError(
-                    f"{task.data}: has no array '{key}'; it holds {', '.join(sorted(arrays)) or 'nothing'}"
-                )
-        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
-        size = predictor.image_size
-        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1:] != (size, size, 3):
-            raise OptionError(
-                f"{task.data}: x_{split} is {x.dtype} {list(x.shape)}; the model takes uint8 images [n, {size}, {size}, 3]"
-            )
-        return Samples(
-            task.name, {"images": torch.from_numpy(x)}, torch.from_numpy(y.astype(np.int64)).reshape(-1), head
-        )
-
-    def _read_texts(self, task: SuiteTask, split: str, head: Tensor) -> Samples:
-        predictor = self.predictor
-        assert isinstance(predictor, TextEncoder)
-        path = task.data.with_name(f"{task.data.name}.{split}.jsonl")
-        rows = _read_rows(path)
-        texts, labels = [text for text, _ in rows], [label for _, label in rows]
-        inputs = predictor.encode(texts) if texts else {}
-        return Samples(task.name, inputs, torch.tensor(labels, dtype=torch.int64), head)
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -156,40 +121,23 @@ def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:
     return SuiteTask(row["name"], path / row["expert"], path / row["data"], path / row["head"])
 
 
-def _read_head(path: Path, width: int) -> Tensor:
-    file = SafetensorsFiles(str(path), [path])
-    if "weight" not in file.infos:
+def arrival_data(data: str, head: Path | None, task: str, base: Path) -> tuple[dict[str, Any], Samples]:
+    """What `--data` and `--head` stand for: how the model reads its inputs, and the task's labelled training data.
+
+    DATA is a file or folder together with a head, or SUITE#TASK for a task of a suite, which brings its own.
+    """
+    where, _, name = data.partition("#")
+    if (Path(where) / "suite.json").exists():
+        suite = load_suite(where)
+        samples = suite.samples(name or task, "train")
+        return {
+            "kind": suite.kind,
+            **{k: suite.settings[k] for k in (*KINDS[suite.kind], "pooling") if k in suite.settings},
+        }, replace(samples, task=task)
+    if head is None:
         raise OptionError(
-            f"{path}: a head holds a tensor 'weight'; this file holds {', '.join(file.infos) or 'nothing'}"
+            f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
         )
-    head = file.read("weight").float()
-    if head.ndim != 2 or head.shape[1] != width:
-        raise OptionError(
-            f"{path}: the head is {list(head.shape)}; the model's features have width {width}, so it must be [classes, {width}]"
-        )
-    return head
-
-
-def _read_rows(path: Path) -> list[tuple[str, int]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise OptionError(f"{path}: cannot be read ({problem.strerror})") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            rows.append((str(row["text"]), int(row["label"])))
-        except (ValueError, KeyError, TypeError):
-            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label'") from None
-    return rows
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except OSError as problem:
-        raise OptionError(f"{path}: cannot be read ({problem.strerror or problem})") from None
-    except Exception as problem:
-        raise OptionError(f"{path}: not a readable npz file ({' '.join(str(problem).split())[:120]})") from None
+    settings = base_settings(base, head)
+    predictor = make_predictor(base, settings)
+    return settings, read_data(Path(data), task, read_head(head, predictor.width), predictor)

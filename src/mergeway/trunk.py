@@ -17,7 +17,8 @@ from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.writer import DEFAULT_SHARD, FileWriter
 from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
-from mergeway.merging import check_weight
+from mergeway.memory import CalibrationMemory
+from mergeway.merging import check_weight, seen_objective
 from mergeway.params import BLOCK, TensorInfo
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import Fold, Rule, make
@@ -25,6 +26,7 @@ from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import Folded, now
 from mergeway.store.layout import MEMORY, Digests
 from mergeway.store.verify import problems_of
+from mergeway.suite import arrival_data
 
 
 class Trunk:
@@ -104,11 +106,18 @@ class Trunk:
         task: str | None = None,
         weight: float = 1.0,
         *,
+        data: str | None = None,
+        head: str | Path | None = None,
+        objective: Any = None,
         again: bool = False,
         wait: bool = True,
         allow_pickle: bool = False,
     ) -> Record:
-        """Fold in one arrival and return its journal record."""
+        """Fold in one arrival and return its journal record.
+
+        A rule that needs calibration takes `data` and `head` (whose samples join the trunk's memory) or an `objective` of
+        the caller's own, which sees all tasks so far.
+        """
         check_weight(weight)
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
             journal = self._store.journal()
@@ -118,13 +127,88 @@ class Trunk:
             arrival = prepare_arrival(base, checkpoint, float(weight), name, pool, self._progress)
             _refuse_twice(arrival, journal.folded(), again)
             way = Pass(self.rule, base, pool, self._progress)
+            record = _record(journal, "add", arrival)
+            if self.rule.whole:
+                samples = self._samples(journal.last, arrival, base, data, head, objective)
+                return self._add_whole(journal, way, arrival, record, samples, objective)
+            if data is not None or objective is not None:
+                raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
             at, memory = self._standing(journal.last)
 
             def fold(keep: FileWriter, model: ModelWriter) -> Fold:
                 return way.fold([arrival], at, memory, keep, model)
 
-            record = _record(journal, "add", arrival)
             return self._commit_fold(journal, way, fold, record, deploy=self.rule.settles)
+
+    def _samples(
+        self, last: Record, arrival: Arrival, base: Base, data: str | None, head: str | Path | None, objective: Any
+    ) -> CalibrationMemory | None:
+        """The calibration memory with the samples of an arrival; none when the caller brings an objective."""
+        if objective is not None:
+            return None
+        directory = base.checkpoint.directory
+        if data is None or directory is None:
+            raise OptionError(
+                f"rule '{self.rule.name}' needs calibration data: give --data and --head with the arrival"
+                + ("" if directory else f" (and a base that is a model directory, not {base.checkpoint.source})")
+            )
+        settings, samples = arrival_data(data, Path(head) if head else None, arrival.task, directory)
+        held = CalibrationMemory.read(self._store.snapshot(last.step) if last.files else None)
+        return (held or CalibrationMemory(settings)).with_task(settings, samples)
+
+    def _add_whole(
+        self,
+        journal: Journal,
+        way: Pass,
+        arrival: Arrival,
+        record: Record,
+        samples: CalibrationMemory | None,
+        objective: Any,
+    ) -> Record:
+        at, memory = self._standing(journal.last)
+        weights = [f.weight for f in journal.folded()] + [arrival.weight]
+        if samples is not None:
+            assert way.base.checkpoint.directory is not None
+            objective = samples.objective(way.base.checkpoint.directory, weights)
+        else:
+            objective = seen_objective(objective, weights)
+        with self._store.stage() as stage:
+            at, whole = way.merge_whole(arrival, at, memory, objective)
+            keep = FileWriter(stage / MEMORY, memory_infos(self.rule, way.base))
+            way.keep_whole(whole.memory, keep)
+            digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
+            journal = self._commit_model(journal, stage, way, whole.deployed, digests, record, at, whole.details)
+        polished = self.rule.polish(whole.deployed, objective)
+        if polished is None:
+            return journal.last
+        # A stage of its own, which the stream does not continue from: the memory stays that of the fold.
+        with self._store.stage() as stage:
+            digests = self._store.link_snapshot(journal.last.step, stage, lambda name: not name.startswith("model"))
+            extra = Record(len(journal.records), "refine", "", now(), task=arrival.task)
+            return self._commit_model(
+                journal, stage, way, polished[0], digests, extra, at, {"refine": polished[1]}
+            ).last
+
+    def _commit_model(
+        self,
+        journal: Journal,
+        stage: Path,
+        way: Pass,
+        tensors: Mapping[str, Tensor],
+        digests: Digests,
+        record: Record,
+        at: Fold,
+        details: Mapping[str, Any],
+    ) -> Journal:
+        model = ModelWriter(stage, way.base.checkpoint.infos)
+        way.deploy_whole(tensors, model)
+        way.copy_buffers(model)
+        written = model.finish()
+        done = {"result": _result(written, way.base), "stream": asdict(at)}
+        told = {"details": {"rule": self.rule.name, "facts": dict(at.facts), **details}}
+        return self._store.commit(
+            stage, digests | written, journal, Record(**{**record.__dict__, **done, **told}), self.keep
+        )
 
     def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose memory is a sum."""

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -213,15 +213,16 @@ class Store:
         """The rule's memory at a step that has a snapshot."""
         return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / MEMORY])
 
-    def link_snapshot(self, step: int, stage: Path) -> Digests:
+    def link_snapshot(self, step: int, stage: Path, wanted: Callable[[str], bool] = lambda _: True) -> Digests:
         """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
         source = self.snapshot(step)
         with writing(stage):
             for path in source.iterdir():
-                if path.name == DIGESTS:
+                if path.name == DIGESTS or not wanted(path.name):
                     continue
                 try:
                     os.link(path, stage / path.name)
                 except OSError:
                     shutil.copyfile(path, stage / path.name)
-        return json.loads((source / DIGESTS).read_text(encoding="utf-8"))
+        digests: Digests = json.loads((source / DIGESTS).read_text(encoding="utf-8"))
+        return {name: listed for name, listed in digests.items() if wanted(name)}
