@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,51 @@ def merge(
         model = DictSink(prepared.checkpoint.infos)
         _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch, objective)
     return model.tensors
+
+
+@dataclass(frozen=True)
+class FoldedModel:
+    """The deployed model after one fold of a stream."""
+
+    params: dict[str, Tensor]
+    at: Fold
+    details: dict[str, Any]
+
+
+def fold_steps(
+    base: Any,
+    arrivals: Sequence[Any],
+    rule: str | Rule,
+    weights: Sequence[float] | None = None,
+    objective: Any = None,
+    *,
+    threads: int | None = 1,
+) -> Iterator[FoldedModel]:
+    """The deployed model after every fold, one at a time; the last is what `merge` returns."""
+    chosen = make(rule)
+    with worker_pool(threads) as pool:
+        prepared, stream = _prepare(base, arrivals, weights, None, False, pool, SILENT)
+        way = Pass(chosen, prepared, pool)
+        if chosen.whole:
+            check_objective(chosen, objective)
+        at, memory = Fold(), None
+        for k, arrival in enumerate(stream, 1):
+            kept, model = _MemoryScratch(memory_infos(chosen, prepared)), DictSink(prepared.checkpoint.infos)
+            details: dict[str, Any] = {}
+            if chosen.whole:
+                seen = seen_objective(objective, [a.weight for a in stream[:k]])
+                at, whole = way.merge_whole(arrival, at, memory, seen)
+                way.keep_whole(whole.memory, kept.sink)
+                polished = chosen.polish(whole.deployed, seen) if k == len(stream) else None
+                way.deploy_whole(polished[0] if polished else whole.deployed, model)
+                details, memory = whole.details, kept.read()
+            else:
+                at = way.fold([arrival], at, memory, kept.sink, model)
+                memory = kept.read()
+                if chosen.settles:
+                    way.deploy(at, memory, model)
+            way.copy_buffers(model)
+            yield FoldedModel(model.tensors, at, details)
 
 
 def merge_into(
@@ -216,12 +261,18 @@ def _prepare(
     opened = open_checkpoint(base, allow_pickle=allow_pickle)
     # Every file is opened, and every header read, before the first long pass over the data.
     checkpoints = [open_checkpoint(a, opened, allow_pickle) for a in arrivals]
-    names = list(tasks) if tasks else [Path(c.source).stem or c.source for c in checkpoints]
+    names = list(tasks) if tasks else [default_task(c) for c in checkpoints]
     prepared = prepare_base(opened, pool, progress)
     return prepared, [
         prepare_arrival(prepared, c, float(w), t, pool, progress)
         for c, w, t in zip(checkpoints, shares, names, strict=True)
     ]
+
+
+def default_task(checkpoint: Checkpoint) -> str:
+    """The name of an arrival that was given none: its file's, directory's or repository's."""
+    name = Path(checkpoint.source).name.partition("@")[0]
+    return name.removesuffix(".safetensors") or "arrival"
 
 
 def check_weight(weight: float) -> None:

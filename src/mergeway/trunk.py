@@ -21,7 +21,7 @@ from mergeway.memory import CalibrationMemory
 from mergeway.merging import check_weight, seen_objective
 from mergeway.params import BLOCK, TensorInfo
 from mergeway.progress import SILENT, Progress
-from mergeway.rules import Fold, Rule, make
+from mergeway.rules import RULES, Fold, Rule, make
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import Folded, now
 from mergeway.store.layout import MEMORY, Digests
@@ -68,6 +68,10 @@ class Trunk:
     ) -> Trunk:
         """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold."""
         chosen = make(rule, options)
+        if RULES.get(chosen.name) is not type(chosen):
+            raise OptionError(
+                f"rule '{chosen.name}' is not registered, so the trunk could not be opened again; add it to mergeway.rules.RULES first"
+            )
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
         if not isinstance(base, str | Path):

@@ -70,7 +70,7 @@ def _shared(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    from mergeway.cli import demo, merge, rules, trunk  # noqa: F401 - importing a module registers its commands
+    from mergeway.cli import bench, demo, merge, rules, trunk  # noqa: F401 - importing a module registers its commands
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words
@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         if any("\ud800" <= c <= "\udfff" for c in word):
             return _failed(f"the argument {word!r} is not valid UTF-8; rename the file", 2)
     try:
-        result = app([*shared, *(w for w in words if w not in _ANYWHERE)], standalone_mode=False)
+        rest = [w for w in words if w not in _ANYWHERE]
+        result = app([*shared, *rest], prog_name="mergeway", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except MergewayError as problem:

@@ -18,19 +18,28 @@ from mergeway.cli.app import Settings
 from mergeway.progress import SILENT, Progress
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read our output has gone: `main` knows what to do, where rich would exit with 1."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> Table:
-    """A plain table; the columns named in `numbers` are aligned to the right."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = (), whole: Sequence[str] = ()
+) -> Table:
+    """A plain table; the columns named in `numbers` are aligned to the right, those in `whole` never cut into lines."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        align = "right" if column in numbers else "left"
+        made.add_column(column, justify=align, overflow="fold", no_wrap=column in whole)
     for row in rows:
         made.add_row(*map(escape, row))
     return made

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from mergeway.cli.app import AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
+from mergeway.cli.objectives import ObjectiveOption
 
 
 @app.command()
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The checkpoint all arrivals were tuned from.")],
     arrivals: Annotated[
-        list[str], typer.Argument(metavar="ARRIVAL...", help="Checkpoints or adapters, in the order they arrive.")
+        list[str], typer.Argument(metavar="ARRIVAL", help="Checkpoints or adapters, in the order they arrive.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The model directory to write.")],
     rule: Annotated[
@@ -25,6 +26,13 @@ def merge(
         str | None,
         typer.Option("--weights", metavar="1,2,..", help="A utility weight for each arrival.", show_default=False),
     ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", help="A suite whose tasks are the arrivals; their data calibrates the rule.", show_default=False
+        ),
+    ] = None,
+    objective: ObjectiveOption = None,
     shard_size: ShardSize = "5GB",
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
@@ -34,10 +42,12 @@ def merge(
     """Fold a whole stream of checkpoints into a base and write the merged model."""
     from mergeway.checkpoint.writer import read_size
     from mergeway.cli.display import console, print_json, progress, short, table
+    from mergeway.cli.objectives import find_objective
     from mergeway.merging import merge_into
     from mergeway.rules import make
 
     chosen = make(rule, read_options(options))
+    loss = find_objective(suite, objective, arrivals)
     with progress() as bar:
         done = merge_into(
             out,
@@ -45,6 +55,7 @@ def merge(
             arrivals,
             chosen,
             read_weights(weights),
+            loss,
             shard_size=read_size(shard_size),
             threads=threads,
             allow_pickle=allow_pickle,

@@ -27,7 +27,7 @@ def rules(as_json: Json = False) -> None:
         )
         for r in rows
     ]
-    console().print(table(("rule", "what it does", "options", "needs", "remove", "from"), cells))
+    console().print(table(("rule", "what it does", "options", "needs", "remove", "from"), cells, whole=("rule",)))
 
 
 def describe_rules() -> list[dict[str, Any]]:

@@ -52,6 +52,22 @@ def add(
         ),
     ] = None,
     weight: Annotated[float, typer.Option("--weight", help="The arrival's utility against the others.")] = 1.0,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="The task's labelled data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK.",
+            show_default=False,
+        ),
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            "--head",
+            help="The task's frozen head: a safetensors file with 'weight' [classes, width].",
+            show_default=False,
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Fold in the same weights once more.")] = False,
     no_wait: NoWait = False,
     threads: Threads = None,
@@ -64,7 +80,9 @@ def add(
 
     with progress() as bar:
         opened = Trunk.open(trunk, threads=threads, progress=bar)
-        record = opened.add(arrival, task, weight, again=again, wait=not no_wait, allow_pickle=allow_pickle)
+        record = opened.add(
+            arrival, task, weight, data=data, head=head, again=again, wait=not no_wait, allow_pickle=allow_pickle
+        )
     _print_record(record, as_json)
 
 
@@ -112,7 +130,7 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
 def show(
     trunk: TrunkPath,
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", help="A step; by default the last.", show_default=False)
+        int | None, typer.Argument(metavar="STEP", help="A step; by default the last.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -22,6 +22,12 @@ def next_step(t: float, step: float, until: float) -> float:
     return left if left <= step * (1 + 1e-9) else step
 
 
+def landed(t: float, h: float, made: Trajectory) -> float:
+    """t + h, or the stop it was meant to reach, free of rounding."""
+    stop = made.next_stop(t)
+    return stop if abs(stop - t - h) <= 1e-12 else t + h
+
+
 def within_envelope(t: float, loss: float, loss_start: float, gap: float) -> bool:
     """L(θ(t)) ≤ L(θ0) + t·max(ΔL, 0) (Eq. 16), with room for the rounding of a float32 loss."""
     return loss <= loss_start + t * max(gap, 0.0) + 1e-6 * max(1.0, abs(loss_start))
@@ -31,11 +37,11 @@ def certified_steps(walk: Field, made: Trajectory, slope: Slope, step: float) ->
     """Euler steps, each halved until the envelope holds where it ends; one that never does is taken whole and shows."""
     flat, t = walk.flat, 0.0
     while True:
-        made.note(slope)
-        whole = h = next_step(t, step, made.until)
+        made.note(slope, walk.flat)
+        whole = h = next_step(t, step, made.next_stop(t))
         v = flat.velocity_into(flat.spare, slope.along, slope.across)
         flat.theta.add_(v, alpha=h)
-        there = _look(walk, made, t + h)
+        there = _look(walk, made, landed(t, h, made))
         # A path that is above the envelope already cannot be brought back by shorter steps.
         for _ in range(HALVINGS if _holds(made, slope) else 0):
             if _holds(made, there):
@@ -43,14 +49,14 @@ def certified_steps(walk: Field, made: Trajectory, slope: Slope, step: float) ->
             flat.theta.add_(v, alpha=-h / 2)
             h /= 2
             made.shortened += 1
-            there = _look(walk, made, t + h)
+            there = _look(walk, made, landed(t, h, made))
         if not _holds(made, there) and h < whole:
             flat.theta.add_(v, alpha=whole - h)
-            h, there = whole, _look(walk, made, t + whole)
-        t += h
+            h, there = whole, _look(walk, made, landed(t, whole, made))
+        t = landed(t, h, made)
         slope = there
         if t >= made.until:
-            made.note(slope)
+            made.note(slope, walk.flat)
             return
 
 
@@ -66,12 +72,12 @@ def adaptive_steps(walk: Field, made: Trajectory, slope: Slope, tolerance: float
     shortest = until / 500
     t = 0.0
     while True:
-        made.note(slope)
-        h = next_step(t, min(h, limit), until)
+        made.note(slope, walk.flat)
+        h = next_step(t, min(h, limit), made.next_stop(t))
         v = flat.velocity_into(flat.spare, slope.along, slope.across)
         flat.theta.add_(v, alpha=h)
         while True:
-            there = _look(walk, made, t + h) if t + h >= 1.0 else walk.slope(t + h)
+            there = _look(walk, made, landed(t, h, made)) if t + h >= 1.0 else walk.slope(t + h)
             error = 0.5 * h * _change(flat, there) if there.along else 0.0
             fits = error <= budget * h
             if h <= shortest or (fits and (not certify or _holds(made, there) or not _holds(made, slope))):
@@ -80,7 +86,7 @@ def adaptive_steps(walk: Field, made: Trajectory, slope: Slope, tolerance: float
             flat.theta.add_(v, alpha=shorter - h)
             made.shortened += 1
             h = shorter
-        t = until if until - t - h <= 1e-12 else t + h
+        t = landed(t, h, made)
         growth = 5.0 if error == 0.0 else min(max(0.9 * sqrt(budget * h / error), 0.5), 5.0)
         straight = (slope.straight and there.straight) or not there.along
         if straight or certify:
@@ -92,7 +98,7 @@ def adaptive_steps(walk: Field, made: Trajectory, slope: Slope, tolerance: float
                 return
             slope = walk.slope(t)
         if t >= until:
-            made.note(slope)
+            made.note(slope, walk.flat)
             return
         h *= growth
 

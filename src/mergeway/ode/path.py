@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
 
 from mergeway.errors import MergewayError, OptionError, suggest
-from mergeway.ode.controller import adaptive_steps, certified_steps, next_step, within_envelope
+from mergeway.ode.controller import adaptive_steps, certified_steps, landed, next_step, within_envelope
 from mergeway.ode.field import Field, Slope
 from mergeway.ode.flat import FlatParams, Loss
 from mergeway.ode.metric import Metric
@@ -45,6 +45,8 @@ class Trajectory:
     shortened: int = 0
     infeasible: int = 0
     end: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    save: tuple[float, ...] = ()
+    saved: dict[float, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     _again: Callable[[float], dict[str, Tensor]] | None = field(default=None, repr=False)
 
     @property
@@ -83,16 +85,16 @@ class Trajectory:
         )
 
     def at(self, t: float) -> dict[str, Tensor]:
-        """The parameters at a time up to `until`; only the end is stored, so any other time is integrated again."""
+        """The parameters at a time up to `until`; a time that was not saved is integrated again."""
         if not 0.0 <= t <= self.until:
             raise OptionError(f"t = {t!r}: the trajectory was integrated from 0 until {self.until:g}")
         if t == self.until or self._again is None:
             return self.end
-        return self._again(t)
+        return self.saved[t] if t in self.saved else self._again(t)
 
     def summary(self) -> dict[str, Any]:
         """What a journal keeps: every number, no tensors."""
-        plain = {k: v for k, v in self.__dict__.items() if k not in ("end", "_again")}
+        plain = {k: v for k, v in self.__dict__.items() if k not in ("end", "save", "saved", "_again")}
         return plain | {
             "barrier": self.barrier,
             "bound": self.bound,
@@ -101,8 +103,14 @@ class Trajectory:
             "certified": self.certified,
         }
 
-    def note(self, slope: Slope) -> None:
-        """Record an evaluated point."""
+    def next_stop(self, t: float) -> float:
+        """The next time at which the path has to be seen: one that is to be saved, or the end."""
+        return min((s for s in self.save if s > t), default=self.until)
+
+    def note(self, slope: Slope, flat: FlatParams) -> None:
+        """Record an evaluated point, θ being at it."""
+        if slope.time in self.save:
+            self.saved[slope.time] = flat.tensors()
         self.times.append(slope.time)
         self.losses.append(slope.loss)
         self.gammas.append(slope.gamma)
@@ -124,18 +132,21 @@ def trajectory(
     metric: Metric = "euclidean",
     task_norm: float = 0.0,
     barrier: Barrier = "path",
+    save: Sequence[float] = (),
 ) -> Trajectory:
     """Integrate the field from `start` toward `target` until time `until` (Algorithm 1, ODE-M).
 
     `loss` maps named tensors to a scalar. `barrier` is `path` for the paper's γ, `none` for no damping, `per-task` for the
     released code's barrier. `adaptive` chooses its steps so that the end is within `tolerance` of the way
     travelled; `certify` shortens a step of `euler` or `adaptive` until the loss envelope holds where it ends.
+    The parameters at the times in `save` are kept.
 
     Deviates: the last step is shortened so that the path ends at `until`, where the paper's loop overshoots.
     """
     _check_options(until, solver, step, certify, tolerance)
     if barrier == "per-task" and (solver != "euler" or certify or metric != "euclidean"):
         raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")
+    stops = tuple(sorted(t for t in save if 0.0 <= t <= until))
     flat = FlatParams(start, target)
     if not flat.moving or until == 0.0:
         value = flat.value(loss)
@@ -150,11 +161,11 @@ def trajectory(
         )
     walk = Field(flat, loss, loss_target, guidance, metric, task_norm, rectify=barrier == "path")
     if barrier == "per-task":
-        made = Trajectory(until, solver, flat.value(loss), loss_target, probes=2)
+        made = Trajectory(until, solver, flat.value(loss), loss_target, probes=2, save=stops)
         per_task_steps(walk, made, step)
         return _finish(walk, made)
     first = walk.slope(0.0)
-    made = Trajectory(until, solver, first.loss, loss_target, probes=1)
+    made = Trajectory(until, solver, first.loss, loss_target, probes=1, save=stops)
     if solver == "adaptive":
         adaptive_steps(walk, made, first, tolerance, certify)
     elif certify:
@@ -185,11 +196,11 @@ def trajectory(
 def _fixed_steps(walk: Field, made: Trajectory, slope: Slope, step: float) -> None:
     advance, t = STEPS[made.solver], 0.0
     while True:
-        made.note(slope)
-        h = next_step(t, step, made.until)
+        made.note(slope, walk.flat)
+        h = next_step(t, step, made.next_stop(t))
         # A stage at t = 1 would divide by zero; there only Euler's step, which needs no stage, is defined.
         (euler if t + h >= 1.0 else advance)(walk, slope, h)
-        t += h
+        t = landed(t, h, made)
         if t >= made.until:
             return
         slope = walk.slope(t)
@@ -200,7 +211,7 @@ def _finish(walk: Field, made: Trajectory) -> Trajectory:
     if made.times[-1] < made.until:
         made.probes += 1
         loss, distance = walk.measure()
-        made.note(Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0))
+        made.note(Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0), walk.flat)
     made.evaluations = walk.evaluations
     made.end = walk.flat.tensors()
     return made

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mergeway.errors import OptionError
-from mergeway.ode.controller import next_step
+from mergeway.ode.controller import landed, next_step
 from mergeway.ode.field import Field, Slope
 from mergeway.ode.flat import FlatParams, gap_products, products
 
@@ -51,9 +51,9 @@ def per_task_steps(walk: Field, made: Trajectory, step: float) -> None:
     made.probes += 2
     t = 0.0
     while t < made.until:
-        h = next_step(t, step, made.until)
+        h = next_step(t, step, made.next_stop(t))
         slope, held = _look(walk, objective, ceilings, t, h)
-        made.note(slope)
+        made.note(slope, flat)
         v = flat.velocity_into(flat.spare, slope.along, slope.across)
         if not _protect(v, held):
             made.infeasible += 1
@@ -67,7 +67,7 @@ def per_task_steps(walk: Field, made: Trajectory, step: float) -> None:
             flat.theta.add_(v, alpha=shorter - taken)
             taken = shorter
             made.shortened += 1
-        t += h
+        t = landed(t, h, made)
 
 
 def _look(

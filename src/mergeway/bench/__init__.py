@@ -1,0 +1,7 @@
+"""The benchmark: streams of a suite's experts in seeded orders, folded by rules and judged after every fold."""
+
+from mergeway.bench.protocol import Cell as Cell
+from mergeway.bench.protocol import plan as plan
+from mergeway.bench.protocol import run_cell as run_cell
+from mergeway.bench.run import Run as Run
+from mergeway.bench.run import bench as bench

@@ -1,0 +1,63 @@
+"""A two-checkpoint sweep: the trajectory from A to B, looked at in evenly spaced operating times (Table 6, ODE-M)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.engine import prepare_arrival, prepare_base, worker_pool
+from mergeway.errors import OptionError
+from mergeway.ode import trajectory
+from mergeway.rules import Ode, make
+from mergeway.suite import Suite
+
+
+def sweep(
+    start: str, target: str, suite: Suite | None, loss: Any, points: int, options: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """One row for each operating time: loss, γ, alignment, distance to B, and the accuracies of the suite's two tasks.
+
+    Each stretch between two times is a trajectory of its own in the remaining time, so the whole costs one path.
+    """
+    if points < 2:
+        raise OptionError(f"--points is {points}; a sweep has at least the two ends")
+    rule = make("ode", options)
+    assert isinstance(rule, Ode)
+    first = open_checkpoint(start)
+    with worker_pool() as pool:
+        base = prepare_base(first, pool)
+        arrival = prepare_arrival(base, open_checkpoint(target, first), 1.0, target, pool)
+    here = {n: first.read(n).float() for n, i in first.infos.items() if i.merges}
+    there = {n: arrival.read(n).float() for n in here}
+    names = _tasks_of(suite, first, arrival.checkpoint) if suite else []
+    objective = suite.objective(names) if suite else loss
+    times = [i / (points - 1) for i in range(points)]
+    whole = trajectory(here, there, objective, 1.0, rule.solver, rule.step, rule.certify, save=times)
+    rows = []
+    for time in times:
+        params = whole.at(time)
+        index = max(i for i, t in enumerate(whole.times) if t <= time + 1e-9)
+        rows.append(
+            {
+                "time": time,
+                "loss": whole.losses[index],
+                "gamma": whole.gammas[index],
+                "alignment": whole.alignments[index],
+                "distance": whole.distances[index],
+                "accuracies": {n: suite.accuracy(params, n) for n in names} if suite else {},
+            }
+        )
+    return rows
+
+
+def _tasks_of(suite: Suite, *checkpoints: Checkpoint) -> list[str]:
+    names = []
+    for checkpoint in checkpoints:
+        path = Path(checkpoint.source)
+        found = [t.name for t in suite.tasks if path.resolve() == t.expert.resolve() or path.name == t.name]
+        if not found:
+            raise OptionError(f"{checkpoint.source}: is not an expert of suite '{suite.name}'")
+        names.append(found[0])
+    return names

@@ -1,0 +1,168 @@
+"""`mergeway bench`, `evaluate` and `path`: rules on a suite, one model on a suite, one trajectory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mergeway.cli.app import Json, Set, app, read_options
+from mergeway.cli.objectives import ObjectiveOption
+
+
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")],
+    rules: Annotated[
+        str,
+        typer.Option(
+            "--rules", help="Rules with commas between them, options behind colons (iso:scaling=1.5), or 'all'."
+        ),
+    ] = "all",
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", metavar="N[,N..]", help="Stream lengths; by default all tasks.", show_default=False),
+    ] = None,
+    orders: Annotated[int, typer.Option("--orders", help="How many seeded orders of the tasks.")] = 10,
+    utilities: Annotated[
+        str, typer.Option("--utilities", help="uniform, or random for a draw of weights per order.")
+    ] = "uniform",
+    samples: Annotated[
+        int, typer.Option("--samples", help="Calibration samples in all, for rules that need them.")
+    ] = 1024,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Keep the run in this directory.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
+    from mergeway.bench import bench as run_bench
+    from mergeway.cli.display import console, print_json, progress, table
+    from mergeway.cli.objectives import find_suite
+    from mergeway.rules import RULES
+
+    chosen = list(RULES) if rules == "all" else [r.strip() for r in rules.split(",") if r.strip()]
+    with progress() as bar:
+        run = run_bench(
+            find_suite(suite).path,
+            chosen,
+            lengths=read_lengths(tasks),
+            orders=orders,
+            utilities=utilities,
+            samples=samples,
+            out=out,
+            resume=resume,
+            jobs=jobs,
+            progress=bar,
+        )
+    result = run.as_json()
+    if as_json:
+        print_json(result)
+        return
+    cells = [
+        (
+            r["rule"],
+            str(r["tasks"]),
+            f"{r['acc']:.1f} ± {r['acc_std']:.1f}",
+            f"{r['bwt']:.1f} ± {r['bwt_std']:.1f}",
+            f"{r['gap']:.0f} %",
+            f"{r['gradients']:.0f}",
+            f"{r['seconds']:.1f}",
+        )
+        for r in sorted(result["rows"], key=lambda r: (r["tasks"], -r["acc"]))
+    ]
+    columns = ("rule", "tasks", "ACC", "BWT", "gap", "gradients", "seconds")
+    console().print(table(columns, cells, numbers=columns[1:]))
+    console().print(
+        f"\nbase {result['base']:.1f}, experts {result['experts']:.1f}; mean ± std over {orders} orders; gradients and seconds per stream"
+    )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="TRUNK|REF", help="A trunk or any checkpoint.")],
+    suite: Annotated[str, typer.Option("--suite", help="The suite whose test data judges it.")],
+    as_json: Json = False,
+) -> None:
+    """Measure a deployed model or a checkpoint on the tasks of a suite."""
+    from mergeway.checkpoint import open_checkpoint
+    from mergeway.cli.display import console, print_json, table
+    from mergeway.cli.objectives import find_suite
+    from mergeway.engine import prepare_arrival, prepare_base, worker_pool
+    from mergeway.trunk import Trunk
+
+    found = find_suite(suite)
+    checkpoint = Trunk.open(model).deployed() if (Path(model) / "journal.jsonl").exists() else None
+    base = open_checkpoint(found.base)
+    checkpoint = checkpoint or open_checkpoint(model, base)
+    with worker_pool() as pool:
+        arrival = prepare_arrival(prepare_base(base, pool), checkpoint, 1.0, model, pool)
+    params = {name: arrival.read(name) for name in base.infos if base.infos[name].merges}
+    scores = {task.name: found.accuracy(params, task.name) for task in found.tasks}
+    mean = sum(scores.values()) / len(scores)
+    if as_json:
+        print_json({"model": model, "suite": found.name, "acc": mean, "tasks": scores})
+        return
+    rows = [(name, f"{score:.1f}") for name, score in scores.items()]
+    console().print(table(("task", "accuracy"), [*rows, ("mean", f"{mean:.1f}")], numbers=("accuracy",)))
+
+
+@app.command()
+def path(
+    start: Annotated[str, typer.Argument(metavar="A", help="Where the trajectory starts: a checkpoint.")],
+    target: Annotated[str, typer.Argument(metavar="B", help="Where it leads: a checkpoint of the same model.")],
+    suite: Annotated[
+        str | None, typer.Option("--suite", help="A suite of which A and B are experts.", show_default=False)
+    ] = None,
+    objective: ObjectiveOption = None,
+    points: Annotated[int, typer.Option("--points", help="How many operating times from 0 to 1.")] = 11,
+    options: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Sweep the trajectory between two checkpoints: loss, damping and, on a suite, accuracy at each operating time."""
+    from mergeway.bench.sweep import sweep
+    from mergeway.cli.display import console, print_json, table
+    from mergeway.cli.objectives import find_suite, import_function
+    from mergeway.errors import OptionError
+
+    if bool(suite) == bool(objective):
+        raise OptionError("path needs an objective: give either --suite or --objective")
+    rows = sweep(
+        start,
+        target,
+        find_suite(suite) if suite else None,
+        import_function(objective) if objective else None,
+        points,
+        read_options(options),
+    )
+    if as_json:
+        print_json(rows)
+        return
+    names = list(rows[0]["accuracies"])
+    cells = [
+        (
+            f"{r['time']:.2f}",
+            f"{r['loss']:.4f}",
+            f"{r['gamma']:.2f}",
+            f"{r['alignment']:.3f}",
+            *(f"{r['accuracies'][n]:.1f}" for n in names),
+        )
+        for r in rows
+    ]
+    columns = ("t", "loss", "γ", "alignment", *names)
+    console().print(table(columns, cells, numbers=columns))
+
+
+def read_lengths(text: str | None) -> list[int] | None:
+    """Stream lengths from a comma-separated list."""
+    from mergeway.errors import OptionError
+
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--tasks {text!r}: expected whole numbers with commas between them, such as 4,8") from None

@@ -1,0 +1,82 @@
+"""Finding the objective that a command line names: a suite's calibration data, or a function of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mergeway.suite import Suite
+
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="M:F",
+        help="A Python function from named tensors to a loss, as module:function.",
+        show_default=False,
+    ),
+]
+
+
+def find_objective(suite: str | None, function: str | None, arrivals: Sequence[str]) -> Any:
+    """The objective for a stream of arrivals; None when neither is given."""
+    from mergeway.errors import OptionError
+
+    if suite and function:
+        raise OptionError("--suite and --objective: give one of them")
+    if function:
+        return import_function(function)
+    if suite is None:
+        return None
+    return match_tasks(find_suite(suite), arrivals)
+
+
+def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
+    """The suite's objective with its tasks in the order of the arrivals, matched by path or by name."""
+    from mergeway.errors import OptionError
+
+    order = []
+    for arrival in arrivals:
+        found = [
+            t.name for t in suite.tasks if Path(arrival).resolve() == t.expert.resolve() or Path(arrival).name == t.name
+        ]
+        if not found:
+            raise OptionError(
+                f"{arrival}: is not an expert of suite '{suite.name}', and its name is none of its tasks; name the directory after the task"
+            )
+        order.append(found[0])
+    return suite.objective(order)
+
+
+def find_suite(name: str) -> Suite:
+    """A suite by its directory, or an embedded one by its name."""
+    from mergeway.suite import load_suite
+    from mergeway.suites import embedded
+
+    return load_suite(embedded(name) if not Path(name).exists() else name)
+
+
+def import_function(text: str) -> Any:
+    """A function from `module:function`; modules in the working directory count."""
+    from mergeway.errors import OptionError
+
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name:
+        raise OptionError(f"--objective {text!r}: expected module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ImportError as problem:
+        raise OptionError(f"--objective {text}: the module cannot be imported ({problem})") from None
+    except AttributeError:
+        raise OptionError(f"--objective {text}: module '{module}' has no '{name}'") from None
+    if not callable(found):
+        raise OptionError(f"--objective {text}: is not a function")
+    return found
