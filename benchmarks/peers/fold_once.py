@@ -1,0 +1,15 @@
+"""One fold into a trunk in a process of its own; prints the seconds of the fold alone.
+
+python fold_once.py TRUNK ARRIVAL THREADS
+"""
+
+import sys
+import time
+
+from mergeway import Trunk
+
+path, arrival, threads = sys.argv[1:]
+trunk = Trunk.open(path, threads=int(threads))
+started = time.perf_counter()
+trunk.add(arrival, again=True)
+print(time.perf_counter() - started)

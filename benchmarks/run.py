@@ -1,0 +1,40 @@
+"""All benchmarks, one table. Takes about ten minutes on two cores, most of it the peers.
+
+python benchmarks/run.py [--data DIR] [--runs N] [--threads N] [--mergekit PATH] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import constant
+import elementwise
+import opcm
+import startup
+from measure import Ratio, Skipped, options
+
+BENCHMARKS = {"startup": startup, "elementwise": elementwise, "opcm": opcm, "constant": constant}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="just these")
+    chosen = parser.parse_args(arguments)
+    outcomes: list[Ratio | Skipped] = []
+    for name in chosen.only:
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        outcomes += BENCHMARKS[name].measure(chosen)
+    width = max(len(outcome.what) for outcome in outcomes)
+    for outcome in outcomes:
+        if isinstance(outcome, Skipped):
+            print(f"{outcome.what:{width}}  skipped: {outcome.why}")
+            continue
+        sign, verdict = "≥" if outcome.at_least else "≤", "met" if outcome.met else "MISSED"
+        print(
+            f"{outcome.what:{width}}  {outcome.value:8.3g}  {sign} {outcome.target:<6g} {verdict:6}  {outcome.detail}"
+        )
+    return 1 if any(isinstance(o, Ratio) and not o.met for o in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
