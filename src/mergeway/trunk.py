@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +9,19 @@ import torch
 from torch import Tensor
 
 from mergeway.card import model_card
-from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
-from mergeway.checkpoint.directory import check_apart, copy_side_files, staged_directory, write_card
-from mergeway.checkpoint.inspect import combine_digests
-from mergeway.checkpoint.writer import DEFAULT_SHARD, FileWriter
-from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
+from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.checkpoint.directory import check_apart
+from mergeway.checkpoint.export import write_model
+from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.commit import Commit
+from mergeway.engine import Arrival, Base, Pass, prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.memory import CalibrationMemory
-from mergeway.merging import check_weight, seen_objective
-from mergeway.params import BLOCK, TensorInfo
+from mergeway.merging import check_weight
 from mergeway.progress import SILENT, Progress
-from mergeway.rules import RULES, Fold, Rule, make
+from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import Folded, now
-from mergeway.store.layout import MEMORY, Digests
 from mergeway.store.verify import problems_of
 from mergeway.suite import arrival_data
 
@@ -130,19 +127,20 @@ class Trunk:
             name = _task_name(task, checkpoint, journal.folded())
             arrival = prepare_arrival(base, checkpoint, float(weight), name, pool, self._progress)
             _refuse_twice(arrival, journal.folded(), again)
-            way = Pass(self.rule, base, pool, self._progress)
+            commit = self._change(base, pool, journal)
             record = _record(journal, "add", arrival)
             if self.rule.whole:
                 samples = self._samples(journal.last, arrival, base, data, head, objective)
-                return self._add_whole(journal, way, arrival, record, samples, objective)
+                weights = [f.weight for f in journal.folded()] + [arrival.weight]
+                return commit.whole(arrival, record, weights, samples, objective)
             if data is not None or objective is not None:
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
-            at, memory = self._standing(journal.last)
-
-            def fold(keep: FileWriter, model: ModelWriter) -> Fold:
-                return way.fold([arrival], at, memory, keep, model)
-
-            return self._commit_fold(journal, way, fold, record, deploy=self.rule.settles)
+            at, memory = commit.standing()
+            return commit.parts(
+                lambda keep, model: commit.way.fold([arrival], at, memory, keep, model),
+                record,
+                deploy=self.rule.settles,
+            )
 
     def _samples(
         self, last: Record, arrival: Arrival, base: Base, data: str | None, head: str | Path | None, objective: Any
@@ -159,60 +157,6 @@ class Trunk:
         settings, samples = arrival_data(data, Path(head) if head else None, arrival.task, directory)
         held = CalibrationMemory.read(self._store.snapshot(last.step) if last.files else None)
         return (held or CalibrationMemory(settings)).with_task(settings, samples)
-
-    def _add_whole(
-        self,
-        journal: Journal,
-        way: Pass,
-        arrival: Arrival,
-        record: Record,
-        samples: CalibrationMemory | None,
-        objective: Any,
-    ) -> Record:
-        at, memory = self._standing(journal.last)
-        weights = [f.weight for f in journal.folded()] + [arrival.weight]
-        if samples is not None:
-            assert way.base.checkpoint.directory is not None
-            objective = samples.objective(way.base.checkpoint.directory, weights)
-        else:
-            objective = seen_objective(objective, weights)
-        with self._store.stage() as stage:
-            at, whole = way.merge_whole(arrival, at, memory, objective)
-            keep = FileWriter(stage / MEMORY, memory_infos(self.rule, way.base))
-            way.keep_whole(whole.memory, keep)
-            digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
-            journal = self._commit_model(journal, stage, way, whole.deployed, digests, record, at, whole.details)
-        polished = self.rule.polish(whole.deployed, objective)
-        if polished is None:
-            return journal.last
-        # A stage of its own, which the stream does not continue from: the memory stays that of the fold.
-        with self._store.stage() as stage:
-            digests = self._store.link_snapshot(journal.last.step, stage, lambda name: not name.startswith("model"))
-            extra = Record(len(journal.records), "refine", "", now(), task=arrival.task)
-            return self._commit_model(
-                journal, stage, way, polished[0], digests, extra, at, {"refine": polished[1]}
-            ).last
-
-    def _commit_model(
-        self,
-        journal: Journal,
-        stage: Path,
-        way: Pass,
-        tensors: Mapping[str, Tensor],
-        digests: Digests,
-        record: Record,
-        at: Fold,
-        details: Mapping[str, Any],
-    ) -> Journal:
-        model = ModelWriter(stage, way.base.checkpoint.infos)
-        way.deploy_whole(tensors, model)
-        way.copy_buffers(model)
-        written = model.finish()
-        done = {"result": _result(written, way.base), "stream": asdict(at)}
-        told = {"details": {"rule": self.rule.name, "facts": dict(at.facts), **details}}
-        return self._store.commit(
-            stage, digests | written, journal, Record(**{**record.__dict__, **done, **told}), self.keep
-        )
 
     def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose memory is a sum."""
@@ -233,15 +177,11 @@ class Trunk:
                     f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
                 )
             record = _record(journal, "remove", arrival)
-            at, memory = self._standing(journal.last)
+            commit = self._change(base, pool, journal)
+            at, memory = commit.standing()
             if memory is None or len(held) == 1:
-                return self._commit_base(journal, record)
-            way = Pass(self.rule, base, pool, self._progress)
-
-            def unfold(keep: FileWriter, _: ModelWriter) -> Fold:
-                return way.unfold(arrival, at, memory, keep)
-
-            return self._commit_fold(journal, way, unfold, record, deploy=True)
+                return commit.base_again(record)
+            return commit.parts(lambda keep, _: commit.way.unfold(arrival, at, memory, keep), record, deploy=True)
 
     def rollback(self, step: int, *, wait: bool = True) -> Record:
         """Go back to an earlier step that still has its snapshot; that is a journal record too."""
@@ -321,27 +261,12 @@ class Trunk:
         command: str | None = None,
     ) -> Path:
         """Write the deployed model as a model directory that `transformers` loads."""
-        deployed, source, target = self.deployed(), self._open_base(), Path(out)
-        check_apart(target, [self.base_ref])
-        infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in deployed.infos.items()}
+        check_apart(Path(out), [self.base_ref])
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        with staged_directory(target, force) as stage:
-            writer = ModelWriter(stage, infos, shard_size)
-            self._progress.begin("exporting", sum(i.nbytes for i in infos.values()))
-            for name, info in infos.items():
-                tensor = deployed.read(name).reshape(-1)
-                for start in range(0, info.numel, BLOCK):
-                    block = tensor[start : start + BLOCK].to(info.dtype)
-                    if info.merges and not bool(torch.isfinite(block).all()):
-                        raise CheckpointError(
-                            f"tensor '{name}' does not fit into {info.dtype}; export with a wider --dtype"
-                        )
-                    writer.write(name, start, block)
-                self._progress.advance(info.nbytes)
-            writer.finish()
-            copy_side_files(source.directory, stage)
-            write_card(stage, model_card(self.base_ref, self.base_digest, rows, self.rule, command))
-        return target
+        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
+        return write_model(
+            Path(out), self.deployed(), self._open_base(), card, dtype, shard_size, force, self._progress
+        )
 
     def _open_base(self) -> Checkpoint:
         allow = self._store.settings()["base"].get("allow_pickle", False)
@@ -350,6 +275,9 @@ class Trunk:
         except CheckpointError as problem:
             raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
 
+    def _change(self, base: Base, pool: Any, journal: Journal) -> Commit:
+        return Commit(self._store, Pass(self.rule, base, pool, self._progress), journal, self.keep)
+
     def _base(self, pool: Any) -> Base:
         base = prepare_base(self._open_base(), pool, self._progress)
         if base.seen.digest != self.base_digest:
@@ -357,38 +285,6 @@ class Trunk:
                 f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
             )
         return base
-
-    def _standing(self, record: Record) -> tuple[Fold, Checkpoint | None]:
-        """Where the rule stands after a record, and its memory."""
-        if record.files is None:
-            return Fold(), None
-        return Fold(**record.stream), self._store.memory(record.step)
-
-    def _commit_fold(self, journal: Journal, way: Pass, change: Any, record: Record, deploy: bool) -> Record:
-        with self._store.stage() as stage:
-            keep = FileWriter(stage / MEMORY, memory_infos(self.rule, way.base))
-            model = ModelWriter(stage, way.base.checkpoint.infos)
-            at = change(keep, model)
-            digests: Digests = {MEMORY: keep.finish()}
-            if deploy:
-                way.deploy(at, SafetensorsFiles("memory", [stage / MEMORY]), model)
-            way.copy_buffers(model)
-            written = model.finish()
-            result = _result(written, way.base)
-            done = Record(
-                **{
-                    **record.__dict__,
-                    "result": result,
-                    "stream": asdict(at),
-                    "details": {"rule": self.rule.name, "facts": dict(at.facts)},
-                }
-            )
-            return self._store.commit(stage, digests | written, journal, done, self.keep).last
-
-    def _commit_base(self, journal: Journal, record: Record) -> Record:
-        """The last arrival was taken out: the deployed model is the base again."""
-        done = Record(**{**record.__dict__, "result": self.base_digest})
-        return self._store.commit_record(journal, done, self.keep).last
 
 
 def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:
@@ -402,11 +298,6 @@ def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:
         digest=arrival.seen.digest,
         weight=arrival.weight,
     )
-
-
-def _result(written: Mapping[str, Mapping[str, str]], base: Base) -> str:
-    tensors = {name: digest for file in written.values() for name, digest in file.items() if name}
-    return combine_digests(tensors, base.checkpoint.infos)
 
 
 def _task_name(task: str | None, checkpoint: Checkpoint, held: list[Folded]) -> str:

@@ -1,0 +1,46 @@
+"""Writing any checkpoint as a model directory of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mergeway.checkpoint.directory import copy_side_files, staged_directory, write_card
+from mergeway.checkpoint.inspect import is_finite
+from mergeway.checkpoint.source import Checkpoint
+from mergeway.checkpoint.writer import ModelWriter
+from mergeway.errors import CheckpointError
+from mergeway.params import BLOCK, TensorInfo
+from mergeway.progress import Progress
+
+
+def write_model(
+    out: Path,
+    model: Checkpoint,
+    base: Checkpoint,
+    card: str,
+    dtype: torch.dtype | None,
+    shard_size: int,
+    force: bool,
+    progress: Progress,
+) -> Path:
+    """The model's weights, in another dtype if asked, with the base's side files and a card."""
+    infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in model.infos.items()}
+    with staged_directory(out, force) as stage:
+        writer = ModelWriter(stage, infos, shard_size)
+        progress.begin("exporting", sum(i.nbytes for i in infos.values()))
+        for name, info in infos.items():
+            tensor = model.read(name).reshape(-1)
+            for start in range(0, info.numel, BLOCK):
+                block = tensor[start : start + BLOCK].to(info.dtype)
+                if info.merges and not is_finite(block):
+                    raise CheckpointError(
+                        f"tensor '{name}' does not fit into {info.dtype}; export with a wider --dtype"
+                    )
+                writer.write(name, start, block)
+            progress.advance(info.nbytes)
+        writer.finish()
+        copy_side_files(base.directory, stage)
+        write_card(stage, card)
+    return out

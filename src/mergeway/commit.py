@@ -1,0 +1,125 @@
+"""How a change of a trunk becomes one commit: the rule's memory, the deployed weights and the record, staged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles
+from mergeway.checkpoint.inspect import combine_digests
+from mergeway.checkpoint.writer import FileWriter
+from mergeway.engine import Arrival, Base, Pass, memory_infos
+from mergeway.memory import CalibrationMemory
+from mergeway.merging import seen_objective
+from mergeway.rules import Fold
+from mergeway.store import Journal, Record, Store
+from mergeway.store.journal import now
+from mergeway.store.layout import MEMORY, Digests
+
+# Works on the two writers of a stage, memory and model, and says where the stream stands then.
+Change = Callable[[FileWriter, ModelWriter], Fold]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A change under way: on which store, by which rule's pass, after which journal."""
+
+    store: Store
+    way: Pass
+    journal: Journal
+    keep: int
+
+    def standing(self) -> tuple[Fold, Checkpoint | None]:
+        """Where the rule stands after the last record, and its memory."""
+        last = self.journal.last
+        if last.files is None:
+            return Fold(), None
+        return Fold(**last.stream), self.store.memory(last.step)
+
+    def parts(self, change: Change, record: Record, deploy: bool) -> Record:
+        """A change that goes parameter by parameter; `deploy` when the model has to be worked out from the new memory."""
+        with self.store.stage() as stage:
+            keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
+            model = ModelWriter(stage, self.way.base.checkpoint.infos)
+            at = change(keep, model)
+            digests: Digests = {MEMORY: keep.finish()}
+            if deploy:
+                self.way.deploy(at, SafetensorsFiles("memory", [stage / MEMORY]), model)
+            return self._finish(self.journal, stage, model, digests, record, at, {}).last
+
+    def whole(
+        self,
+        arrival: Arrival,
+        record: Record,
+        weights: Sequence[float],
+        samples: CalibrationMemory | None,
+        objective: Any,
+    ) -> Record:
+        """An arrival folded by a rule that sees the whole model; a last stage of the rule is a commit of its own."""
+        if samples is not None:
+            assert self.way.base.checkpoint.directory is not None
+            objective = samples.objective(self.way.base.checkpoint.directory, weights)
+        else:
+            objective = seen_objective(objective, weights)
+        at, memory = self.standing()
+        with self.store.stage() as stage:
+            at, done = self.way.merge_whole(arrival, at, memory, objective)
+            keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
+            self.way.keep_whole(done.memory, keep)
+            digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
+            journal = self._model(self.journal, stage, done.deployed, digests, record, at, done.details)
+        polished = self.way.rule.polish(done.deployed, objective)
+        if polished is None:
+            return journal.last
+        # The stream does not continue from a last stage: the memory stays that of the fold.
+        with self.store.stage() as stage:
+            digests = self.store.link_snapshot(journal.last.step, stage, lambda name: not name.startswith("model"))
+            extra = Record(len(journal.records), "refine", "", now(), task=arrival.task)
+            return self._model(journal, stage, polished[0], digests, extra, at, {"refine": polished[1]}).last
+
+    def base_again(self, record: Record) -> Record:
+        """The last arrival was taken out: the deployed model is the base, and there is nothing to remember."""
+        done = Record(**{**record.__dict__, "result": self.way.base.seen.digest})
+        return self.store.commit_record(self.journal, done, self.keep).last
+
+    def _model(
+        self,
+        journal: Journal,
+        stage: Path,
+        tensors: Mapping[str, Tensor],
+        digests: Digests,
+        record: Record,
+        at: Fold,
+        details: Mapping[str, Any],
+    ) -> Journal:
+        model = ModelWriter(stage, self.way.base.checkpoint.infos)
+        self.way.deploy_whole(tensors, model)
+        return self._finish(journal, stage, model, digests, record, at, details)
+
+    def _finish(
+        self,
+        journal: Journal,
+        stage: Path,
+        model: ModelWriter,
+        digests: Digests,
+        record: Record,
+        at: Fold,
+        details: Mapping[str, Any],
+    ) -> Journal:
+        self.way.copy_buffers(model)
+        written = model.finish()
+        done = {
+            "result": _result(written, self.way.base),
+            "stream": asdict(at),
+            "details": {"rule": self.way.rule.name, "facts": dict(at.facts), **details},
+        }
+        return self.store.commit(stage, digests | written, journal, Record(**{**record.__dict__, **done}), self.keep)
+
+
+def _result(written: Mapping[str, Mapping[str, str]], base: Base) -> str:
+    tensors = {name: digest for file in written.values() for name, digest in file.items() if name}
+    return combine_digests(tensors, base.checkpoint.infos)
