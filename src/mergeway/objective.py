@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mergeway.calibration import DEFAULT_SIZE, Samples, check_samples, draw, shares
-from mergeway.errors import OptionError
+from mergeway.errors import MergewayError, OptionError
 
 # Logits of a batch: predict(params, inputs, head).
 Predict = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], Tensor]
@@ -94,3 +96,20 @@ class Objective:
     def _batches(self, task: Samples) -> Iterator[Samples]:
         for start in range(0, len(task), self._batch):
             yield task.rows(slice(start, start + self._batch))
+
+
+def gradient_of(loss: Any, params: Mapping[str, Tensor], names: Iterable[str]) -> tuple[float, dict[str, Tensor]]:
+    """The loss at `params` and its gradient with respect to the named ones; micro-batched where the loss knows how."""
+    leaves = {n: p.detach() for n, p in params.items()}
+    wanted = list(names)
+    for name in wanted:
+        leaves[name] = leaves[name].requires_grad_()
+    if hasattr(loss, "accumulate"):
+        value = float(loss.accumulate(leaves))
+    else:
+        result = loss(leaves)
+        result.backward()
+        value = float(result.detach())
+    if not math.isfinite(value):
+        raise MergewayError(f"the objective is {value}; the calibration data or the arrival does not fit the model")
+    return value, {n: torch.zeros_like(leaves[n]) if leaves[n].grad is None else leaves[n].grad for n in wanted}  # type: ignore[misc]

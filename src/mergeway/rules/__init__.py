@@ -16,11 +16,12 @@ from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
 from mergeway.rules.rule import Fold as Fold
 from mergeway.rules.rule import Rule as Rule
+from mergeway.rules.steer import Steer as Steer
 from mergeway.rules.task_arithmetic import TaskArithmetic as TaskArithmetic
 from mergeway.rules.ties import Ties as Ties
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop, Ode)
+    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop, Ode, Steer)
 }
 
 
