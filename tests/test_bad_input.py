@@ -531,9 +531,7 @@ def test_one_line_and_nothing_changed(box, shared, call, name):
     assert unlocked(listing(box.here, shared)) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["file:truncated", "option:rule-unknown", "trunk:journal-changed", "option:command-unknown"]
-)
+@pytest.mark.parametrize("name", ["file:truncated", "option:command-unknown"])
 def test_the_same_in_a_process_of_its_own(box, shared, run, name):
     build, words = CASES[name]
     command = build(box)

@@ -18,6 +18,7 @@ from torch import nn
 
 import mergeway as mw
 from mergeway.checkpoint import open_checkpoint
+from mergeway.checkpoint.convert import main as convert
 from mergeway.errors import CheckpointError
 
 
@@ -193,21 +194,22 @@ def test_pickle_is_refused_and_the_named_command_converts_it(stream, tmp_path, c
     assert "--allow-pickle" in line
     words = shlex.split(line.split("convert it with: ")[1])
     assert words[0] == "python"
-    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
     assert_same(load_file(folder / "model.safetensors"), s.arrival_tensors[0])
     merged = mw.merge(s.base, [folder], "average")
     assert_same(merged, mw.merge(s.base, s.arrivals, "average"))
 
 
-def test_converting_does_not_overwrite_and_says_how_it_is_used(stream, tmp_path):
+def test_converting_does_not_overwrite_and_says_how_it_is_used(stream, tmp_path, capsys):
     s = stream(1)
     torch.save(s.arrival_tensors[0], tmp_path / "a.pt")
-    convert = [sys.executable, "-m", "mergeway.checkpoint.convert"]
-    done = subprocess.run([*convert, tmp_path / "a.pt", s.base], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: ")
+    assert convert([str(tmp_path / "a.pt"), str(s.base)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
     assert_same(load_file(s.base), s.base_tensors)
-    assert b"usage" in subprocess.run(convert, capture_output=True).stderr
+    assert convert([]) == 2
+    assert "usage" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin"])
@@ -239,7 +241,8 @@ def test_pickled_shards(stream, tmp_path):
     with pytest.raises(CheckpointError, match="convert it with") as refused:
         open_checkpoint(folder)
     words = shlex.split(str(refused.value).split("convert it with: ")[1])
-    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+    assert words[:3] == ["python", "-m", "mergeway.checkpoint.convert"]
+    assert convert(words[3:]) == 0
     assert_same(mw.merge(s.base, [folder], "average"), expected)
 
 
@@ -253,8 +256,7 @@ def test_a_malicious_pickle_never_runs(stream, tmp_path, call):
     witness.unlink()
     call("merge", s.base, path, "--out", tmp_path / "out").mistake()
     assert "weights-only" in call("merge", s.base, path, "--out", tmp_path / "out", "--allow-pickle").mistake()
-    convert = [sys.executable, "-m", "mergeway.checkpoint.convert", path, tmp_path / "x.safetensors"]
-    assert subprocess.run(convert, capture_output=True).returncode == 2
+    assert convert([str(path), str(tmp_path / "x.safetensors")]) == 2
     assert not witness.exists()
     assert not (tmp_path / "x.safetensors").exists()
 

@@ -204,8 +204,7 @@ def test_every_problem_gets_a_line(trunk, call):
     assert len(lines) == 2 and all(line.startswith("error: ") and line.endswith("is missing") for line in lines)
 
 
-def test_deployed_values_do_not_depend_on_the_snapshot_dropped(trunk):
-    """Sanity of the fixture: what is verified is what is deployed."""
+def test_what_is_verified_is_what_is_deployed(trunk):
     opened = mw.Trunk.open(trunk)
     assert all(
         torch.equal(t, load_file(trunk / "steps" / "000004" / "model.safetensors")[n])

@@ -83,7 +83,7 @@ class Store:
             raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
         if version != FORMAT:
             raise TrunkError(
-                f"{self.path}: the trunk has format {version}, this mergeway reads format {FORMAT}; use the version that wrote it"
+                f"{self.settings_path}: the trunk has format {version!r}, this mergeway reads format {FORMAT}; use the version that wrote it"
             )
         return settings
 
