@@ -11,20 +11,45 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from mergeway import metrics as metrics
     from mergeway import rules as rules
+    from mergeway.calibration import Samples as Samples
     from mergeway.errors import MergewayError as MergewayError
     from mergeway.merging import merge as merge
     from mergeway.merging import merge_into as merge_into
+    from mergeway.objective import Objective as Objective
+    from mergeway.ode import Trajectory as Trajectory
+    from mergeway.ode import trajectory as trajectory
+    from mergeway.suite import load_suite as load_suite
     from mergeway.trunk import Trunk as Trunk
 
 _HOMES = {
     "MergewayError": "mergeway.errors",
+    "Objective": "mergeway.objective",
+    "Samples": "mergeway.calibration",
+    "Trajectory": "mergeway.ode",
     "Trunk": "mergeway.trunk",
+    "load_suite": "mergeway.suite",
     "merge": "mergeway.merging",
     "merge_into": "mergeway.merging",
+    "metrics": "mergeway.metrics",
     "rules": "mergeway.rules",
+    "trajectory": "mergeway.ode",
 }
-__all__ = ["MergewayError", "Trunk", "__version__", "merge", "merge_into", "rules"]
+__all__ = [
+    "MergewayError",
+    "Objective",
+    "Samples",
+    "Trajectory",
+    "Trunk",
+    "__version__",
+    "load_suite",
+    "merge",
+    "merge_into",
+    "metrics",
+    "rules",
+    "trajectory",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -112,7 +112,7 @@ def _look(walk: Field, made: Trajectory, t: float) -> Slope:
     if t < made.until:
         return walk.slope(t)
     made.probes += 1
-    loss, distance = walk.measure()
+    loss, distance = walk.measure(made.until)
     return Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0)
 
 

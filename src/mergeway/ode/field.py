@@ -55,10 +55,7 @@ class Field:
         value = self._gradient()
         self.evaluations += 1
         self.loss_start = value if self.loss_start is None else self.loss_start
-        if not math.isfinite(value):
-            raise MergewayError(
-                f"the objective is {value} at t = {t:g}, evaluation {self.evaluations}; the calibration data or the arrival does not fit the model"
-            )
+        self.check_finite(value, t)
         r_g, r_r = gap_products(flat, flat.grad)
         g_g = products((flat.grad, flat.grad))[0]
         if not (math.isfinite(r_g) and math.isfinite(g_g)):
@@ -77,14 +74,18 @@ class Field:
         norms = math.sqrt(r_r * g_g)
         return Slope(t, value, gamma, abs(r_g) / norms if norms > 0 else 0.0, math.sqrt(r_r), alpha, across)
 
-    def measure(self) -> tuple[float, float]:
+    def measure(self, t: float) -> tuple[float, float]:
         """L(θ) and ‖θ1 − θ‖ without a gradient."""
         value = self.flat.value(self.loss)
+        self.check_finite(value, t)
+        return value, math.sqrt(gap_products(self.flat, self.flat.theta)[1])
+
+    def check_finite(self, value: float, t: float) -> None:
+        """Refuse to go on with a loss that is no number."""
         if not math.isfinite(value):
             raise MergewayError(
-                f"the objective is {value} at the end of the path; the calibration data or the arrival does not fit the model"
+                f"the objective is {value} at t = {t:g}, evaluation {self.evaluations}; the calibration data or the arrival does not fit the model"
             )
-        return value, math.sqrt(gap_products(self.flat, self.flat.theta)[1])
 
     def _gradient(self) -> float:
         if self.metric == "diagonal" or self.task_norm:

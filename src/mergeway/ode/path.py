@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -90,7 +90,7 @@ class Trajectory:
             raise OptionError(f"t = {t!r}: the trajectory was integrated from 0 until {self.until:g}")
         if t == self.until or self._again is None:
             return self.end
-        return self.saved[t] if t in self.saved else self._again(t)
+        return self.saved.get(t) or self._again(t)
 
     def summary(self) -> dict[str, Any]:
         """What a journal keeps: every number, no tensors."""
@@ -143,35 +143,36 @@ def trajectory(
 
     Deviates: the last step is shortened so that the path ends at `until`, where the paper's loop overshoots.
     """
-    _check_options(until, solver, step, certify, tolerance)
-    if barrier == "per-task" and (solver != "euler" or certify or metric != "euclidean"):
-        raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")
+    check_options(solver, step, certify, metric, barrier)
+    if not 0.0 <= until <= 1.0:
+        raise OptionError(f"until is {until!r}; a trajectory runs from 0 to at most 1")
+    if not (math.isfinite(tolerance) and tolerance > 0.0):
+        raise OptionError(f"tolerance is {tolerance!r}; it must be positive")
     stops = tuple(sorted(t for t in save if 0.0 <= t <= until))
     flat = FlatParams(start, target)
-    if not flat.moving or until == 0.0:
-        value = flat.value(loss)
-        there = flat.value_at_target(loss)
-        return Trajectory(
-            until, solver, value, there, [0.0], [value], [1.0], [0.0], [0.0], probes=2, end=flat.tensors()
-        )
     loss_target = flat.value_at_target(loss)
     if not math.isfinite(loss_target):
         raise MergewayError(
             f"the objective is {loss_target} at the arrival; the calibration data or the arrival does not fit the model"
         )
     walk = Field(flat, loss, loss_target, guidance, metric, task_norm, rectify=barrier == "path")
+    if not flat.moving or until == 0.0:
+        value, distance = walk.measure(0.0)
+        made = Trajectory(until, solver, value, loss_target, probes=2, end=flat.tensors())
+        made.note(Slope(0.0, value, 1.0, 0.0, distance, 0.0, 0.0), flat)
+        return made
     if barrier == "per-task":
-        made = Trajectory(until, solver, flat.value(loss), loss_target, probes=2, save=stops)
+        made = Trajectory(until, solver, walk.measure(0.0)[0], loss_target, probes=2, save=stops)
         per_task_steps(walk, made, step)
-        return _finish(walk, made)
-    first = walk.slope(0.0)
-    made = Trajectory(until, solver, first.loss, loss_target, probes=1, save=stops)
-    if solver == "adaptive":
-        adaptive_steps(walk, made, first, tolerance, certify)
-    elif certify:
-        certified_steps(walk, made, first, step)
     else:
-        _fixed_steps(walk, made, first, step)
+        first = walk.slope(0.0)
+        made = Trajectory(until, solver, first.loss, loss_target, probes=1, save=stops)
+        if solver == "adaptive":
+            adaptive_steps(walk, made, first, tolerance, certify)
+        elif certify:
+            certified_steps(walk, made, first, step)
+        else:
+            _fixed_steps(walk, made, first, step)
 
     def again(t: float) -> dict[str, Tensor]:
         return trajectory(
@@ -210,21 +211,24 @@ def _finish(walk: Field, made: Trajectory) -> Trajectory:
     """Measure the loss at the end, unless the last step already did."""
     if made.times[-1] < made.until:
         made.probes += 1
-        loss, distance = walk.measure()
+        loss, distance = walk.measure(made.until)
         made.note(Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0), walk.flat)
     made.evaluations = walk.evaluations
     made.end = walk.flat.tensors()
     return made
 
 
-def _check_options(until: float, solver: str, step: float, certify: bool, tolerance: float) -> None:
-    if solver != "adaptive" and solver not in STEPS:
-        raise OptionError(f"there is no solver '{solver}'; {suggest(solver, [*STEPS, 'adaptive'])}")
-    if certify and solver in ("heun", "rk4"):
-        raise OptionError(f"certify needs the solver 'euler' or 'adaptive', not '{solver}'")
-    if not 0.0 <= until <= 1.0:
-        raise OptionError(f"until is {until!r}; a trajectory runs from 0 to at most 1")
+def check_options(solver: str, step: float, certify: bool, metric: str, barrier: str) -> None:
+    """Refuse options that do not exist or do not go together."""
+    if solver not in get_args(Solver):
+        raise OptionError(f"there is no solver '{solver}'; {suggest(solver, get_args(Solver))}")
+    if metric not in get_args(Metric):
+        raise OptionError(f"there is no metric '{metric}'; {suggest(metric, get_args(Metric))}")
+    if barrier not in get_args(Barrier):
+        raise OptionError(f"there is no barrier '{barrier}'; {suggest(barrier, get_args(Barrier))}")
     if not (math.isfinite(step) and 0.0 < step <= 1.0):
         raise OptionError(f"step is {step!r}; it must be positive and at most 1")
-    if not (math.isfinite(tolerance) and tolerance > 0.0):
-        raise OptionError(f"tolerance is {tolerance!r}; it must be positive")
+    if certify and solver in ("heun", "rk4"):
+        raise OptionError(f"certify needs the solver 'euler' or 'adaptive', not '{solver}'")
+    if barrier == "per-task" and (solver != "euler" or certify or metric != "euclidean"):
+        raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")

@@ -89,6 +89,7 @@ def _look(
         seen.append((task_loss - ceiling, rise, flat.grad.clone(), min((ceiling - task_loss) / h, 0.0)))
         seen = _most_urgent(seen)
     walk.evaluations += 1
+    walk.check_finite(value, t)
     flat.grad.copy_(total)
     r_g, r_r = gap_products(flat, flat.grad)
     norm = math.sqrt(products((flat.grad, flat.grad))[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mergeway.errors import OptionError
 from mergeway.ode import operating_time, trajectory
+from mergeway.ode.path import check_options
 from mergeway.ode.released import refine
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Params, Rule, Whole
@@ -42,16 +42,17 @@ class Ode(Rule):
 
     def __post_init__(self) -> None:
         check_range(self, "guidance", 0.0, float("inf"))
+        check_range(self, "task_norm", 0.0, float("inf"))
         check_range(self, "refine", 0, float("inf"))
-        if not 0.0 < self.step <= 1.0:
-            raise OptionError(f"option 'step' of rule 'ode' is {self.step!r}; it must be positive and at most 1")
         if self.time is not None:
             check_range(self, "time", 0.0, 1.0)
+        chosen = self.chosen()
+        check_options(chosen.solver, chosen.step, chosen.certify, chosen.metric, chosen.barrier)
 
     def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
         if at.step == 1:
             return Whole({"model": arrival}, arrival)
-        chosen = self._chosen()
+        chosen = self.chosen()
         path = trajectory(
             memory["model"],
             arrival,
@@ -75,13 +76,15 @@ class Ode(Rule):
         return Whole({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
 
     def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
-        steps = self._chosen().refine
+        steps = self.chosen().refine
         return refine(deployed, objective, steps) if steps else None
 
-    def _chosen(self) -> Ode:
+    def chosen(self) -> Ode:
         """The options in force: a preset fills in what was left at its default."""
-        preset = _RELEASED if self.preset == "released" else {}
-        return replace(self, **{k: v for k, v in preset.items() if getattr(self, k) == getattr(Ode, k)})
+        if self.preset == "paper":
+            return self
+        left = {k: v for k, v in _RELEASED.items() if getattr(self, k) == getattr(Ode, k)}
+        return replace(self, **left, preset="paper")
 
 
 _RELEASED = {"step": 0.01, "guidance": 0.24, "task_norm": 0.25, "barrier": "per-task", "refine": 80}
