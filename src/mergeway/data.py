@@ -173,10 +173,13 @@ def _stacked(pictures: list[np.ndarray], predictor: ClipVision) -> np.ndarray:
 
 def _images(where: str, x: np.ndarray, y: np.ndarray, task: str, head: Tensor, predictor: ClipVision) -> Samples:
     size = predictor.image_size
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1:] != (size, size, 3):
+    grey = x.shape[1:] in ((size, size), (size, size, 1))
+    if x.dtype != np.uint8 or not (grey or x.shape[1:] == (size, size, 3)):
         raise OptionError(
-            f"{where}: the images are {x.dtype} {list(x.shape)}; the model takes uint8 [n, {size}, {size}, 3]"
+            f"{where}: the images are {x.dtype} {list(x.shape)}; the model takes uint8 [n, {size}, {size}, 3], or without the 3 for grey"
         )
+    if grey:
+        x = np.repeat(x.reshape(-1, size, size, 1), 3, axis=-1)
     return _checked(where, {"images": torch.from_numpy(x)}, y, task, head)
 
 
