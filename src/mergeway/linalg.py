@@ -53,7 +53,7 @@ def thin_svd(a: Tensor) -> ThinSVD:
         u, sigma, v = thin_svd(a.mT)
         return ThinSVD(v, sigma, u)
     x = _fresh(a)
-    values, vectors = torch.linalg.eigh(x.mT @ x)
+    values, vectors = torch.linalg.eigh(_gram(x))
     sigma = values.flip(0).clamp_min(0).sqrt()
     rank = int((sigma > RANK_CUT * sigma[0]).sum()) if sigma.numel() else 0
     v, sigma = vectors.flip(1)[:, :rank], sigma[:rank]
@@ -65,6 +65,15 @@ def _fresh(a: Tensor) -> Tensor:
     return a.to(torch.float64, copy=True)
 
 
+def _gram(x: Tensor) -> Tensor:
+    """The lower triangle of xᵀx, which is all that `eigh` reads, by columns: five eighths of the whole product's work."""
+    n = x.shape[1]
+    gram, width = x.new_zeros(n, n), max(1, -(-n // 4))
+    for i in range(0, n, width):
+        gram[i:, i : i + width] = x[:, i:].mT @ x[:, i : i + width]
+    return gram
+
+
 def flat_spectrum(a: Tensor) -> Tensor:
     """mean(σ)·U Vᵀ: `a` with all its singular values replaced by their mean; the zero matrix stays zero.
 
@@ -74,7 +83,7 @@ def flat_spectrum(a: Tensor) -> Tensor:
     if m < n:
         return flat_spectrum(a.mT).mT
     x = _fresh(a)
-    values, vectors = torch.linalg.eigh(x.mT @ x)
+    values, vectors = torch.linalg.eigh(_gram(x))
     sigma = values.clamp_min(0).sqrt()
     keep = sigma > RANK_CUT * sigma[-1]
     if not bool(keep.any()):
