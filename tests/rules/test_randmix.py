@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from streams import UNIFORM, WEIGHTED, make_stream, updates_of
+from streams import LARGE, UNIFORM, WEIGHTED, make_stream, updates_of
 
 import mergeway
+from mergeway.params import BLOCK
 
 
 def source_of_entries(stream, merged) -> np.ndarray:
@@ -41,6 +42,15 @@ def test_neighbours_and_tensors_are_drawn_independently():
     half = sources.size // 2
     for a, b in ((sources[:-1], sources[1:]), (sources[:half], sources[half : 2 * half])):
         assert abs(np.corrcoef(a, b)[0, 1]) <= 5 / np.sqrt(a.size)
+
+
+def test_blocks_of_one_tensor_are_drawn_independently():
+    """A large tensor is worked on in blocks; entries at the same place in two blocks must not share their source."""
+    stream = make_stream(15, count=2, shapes=LARGE)
+    sources = source_of_entries(stream, mergeway.merge(stream.base, stream.arrivals, "randmix"))
+    a, b = sources[:-BLOCK], sources[BLOCK:]
+    assert a.size > 2000
+    assert abs(np.corrcoef(a, b)[0, 1]) <= 5 / np.sqrt(a.size)
 
 
 def test_an_arrival_replaces_entries_and_touches_no_others():
