@@ -86,7 +86,8 @@ class Objective:
         total = 0.0
         for rows in self._batches(task):
             loss = self._loss(params, rows) * (len(rows) / len(task))
-            (scale * loss).backward()
+            if loss.requires_grad:  # not when nothing that moves takes part, such as an unused pooler
+                (scale * loss).backward()
             total += float(loss.detach())
         return total
 

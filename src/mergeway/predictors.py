@@ -32,11 +32,11 @@ class ClipVision:
     def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Normalised image features."""
         pixels = (inputs["images"].permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
-        out: Any = functional_call(self.model, dict(params), kwargs={"pixel_values": pixels})
+        out = _run(self.model, params, {"pixel_values": pixels})
         return functional.normalize(out.image_embeds, dim=-1)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
-        return self.scale * self.features(params, inputs) @ _needed(head).mT
+        return _logits(self.scale, self.features(params, inputs), head)
 
 
 class TextEncoder:
@@ -62,13 +62,13 @@ class TextEncoder:
 
     def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Normalised text features."""
-        out: Any = functional_call(self.model, dict(params), kwargs=dict(inputs))
+        out = _run(self.model, params, inputs)
         hidden, keep = out.last_hidden_state, inputs["attention_mask"].unsqueeze(-1).to(out.last_hidden_state.dtype)
         pooled = (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
         return functional.normalize(pooled, dim=-1)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
-        return self.scale * self.features(params, inputs) @ _needed(head).mT
+        return _logits(self.scale, self.features(params, inputs), head)
 
 
 class Classifier:
@@ -78,7 +78,7 @@ class Classifier:
         self.model = model.eval()
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
-        out: Any = functional_call(self.model, dict(params), kwargs=dict(inputs))
+        out = _run(self.model, params, inputs)
         return out if isinstance(out, Tensor) else out.logits
 
 
@@ -93,10 +93,20 @@ def make_predictor(base: Path, settings: Mapping[str, Any]) -> ClipVision | Text
     return TextEncoder(base, settings["logit_scale"], settings["max_length"], settings.get("pooling", "mean"))
 
 
-def _needed(head: Tensor | None) -> Tensor:
+def _logits(scale: float, features: Tensor, head: Tensor | None) -> Tensor:
     if head is None:
         raise OptionError("this kind of model needs a head for every task")
-    return head
+    return scale * features @ head.to(features.dtype).mT
+
+
+def _run(model: nn.Module, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:
+    """The model's answer with these parameters in place of its own."""
+    # Names that the model does not know are passed over, so a checkpoint of another class would have no effect at all.
+    if params and not any(name in params for name, _ in model.named_parameters()):
+        raise OptionError(
+            f"the checkpoint's tensors have other names than those of {type(model).__name__}, such as '{next(iter(params))}'; it was saved from another class of model"
+        )
+    return functional_call(model, dict(params), kwargs=dict(inputs))
 
 
 def _load(kind: Any, directory: Path) -> nn.Module:

@@ -73,7 +73,8 @@ class Suite:
         return Objective(self.predictor, [self.samples(n, "train") for n in order], weights, size=size, seed=seed)
 
     def accuracy(self, params: Mapping[str, Tensor], name: str, batch: int = 256) -> float:
-        """Top-1 accuracy on a task's test data, in percent."""
+        """Top-1 accuracy on a task's test data, in percent; half precision is computed with in float32."""
+        params = {n: p.float() if p.is_floating_point() else p for n, p in params.items()}
         test = self.samples(name, "test")
         hits = 0
         with torch.no_grad():

@@ -61,7 +61,8 @@ def parse_rule(text: str) -> tuple[str, dict[str, Any], str]:
         if not equals:
             raise OptionError(f"rule '{text}': expected name:key=value, such as iso:scaling=1.5")
         options[key] = value
-    return name, make(name, options).options() if options else {}, text
+    chosen = make(name, options)
+    return name, chosen.options() if options else {}, text
 
 
 def plan(
@@ -94,7 +95,7 @@ class FoldResult:
 def run_cell(suite: Suite, cell: Cell) -> Iterator[FoldResult]:
     """Fold a stream and judge it after every fold."""
     rule = make(cell.rule, dict(cell.options))
-    objective = suite.objective(list(cell.order), size=cell.samples) if rule.needs else None
+    objective = suite.objective(list(cell.order), size=cell.samples, seed=cell.number) if rule.needs else None
     arrivals = [suite.task(name).expert for name in cell.order]
     started = time.perf_counter()
     for k, step in enumerate(fold_steps(suite.base, arrivals, rule, list(cell.weights), objective), 1):

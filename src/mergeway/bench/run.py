@@ -1,15 +1,22 @@
 """A run: the results of a benchmark as a directory of plain files, resumed where it stopped.
 
 run.json         suite, rules, protocol, version: what the run is
+ends.json        what the base and the experts reach on each task
 folds.jsonl      one JSON line for every finished fold
+timings.jsonl    how long each of them took
 matrices/*.csv   the accuracy matrix of every finished stream
+
+Only timings.jsonl differs between two runs of the same thing: the others are the same bytes however often a run was killed
+and resumed, and however many processes worked on it.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +26,12 @@ import numpy as np
 
 from mergeway import __version__
 from mergeway.bench.protocol import Cell, FoldResult, matrix_of, plan, run_cell
+from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import write_text
 from mergeway.errors import OptionError
 from mergeway.metrics import acc, bwt, gap_closed
 from mergeway.progress import SILENT, Progress
 from mergeway.suite import Suite, load_suite
-
-VOLATILE = "seconds"  # differs from run to run; kept apart so that repeated runs are the same bytes
 
 
 @dataclass
@@ -127,7 +133,8 @@ def bench(
     for cell, folds in _work(suite, suite_path, todo, jobs, progress, store):
         run.streams[cell.key] = folds
     if store:
-        store.write_matrices(run)
+        store.write_folds(run.finished())
+        store.write_matrices(run.finished())
     return run
 
 
@@ -150,7 +157,9 @@ def _work(
                 folds.append(fold)
             yield cell, folds
         return
-    with ProcessPoolExecutor(jobs, initializer=_start_worker, initargs=(path,)) as pool:
+    # A forked copy of a process that has used torch's threads may hang in its first operation.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(path,)) as pool:
         futures = {pool.submit(_run_in_worker, cell): cell for cell in todo}
         for future in as_completed(futures):
             cell, folds = futures[future], future.result()
@@ -196,71 +205,91 @@ class _Store:
 
     def __init__(self, out: Path, description: dict[str, Any], resume: bool) -> None:
         self._out = out
-        self._folds = out / "folds.jsonl"
+        self._folds, self._timings = out / "folds.jsonl", out / "timings.jsonl"
         described = out / "run.json"
         if described.exists():
             if not resume:
                 raise OptionError(
                     f"{out}: holds a run already; pass --resume to go on with it, or choose another directory"
                 )
-            if json.loads(described.read_text(encoding="utf-8")) != description:
+            if read_json(described, "the run's description") != description:
                 raise OptionError(f"{out}: holds a run with another suite, rules or protocol; choose another directory")
             return
-        if out.exists() and any(out.iterdir()):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OptionError(f"{out}: exists and is not a run; choose another directory")
         out.mkdir(parents=True, exist_ok=True)
-        write_text(described, json.dumps(description, indent=2) + "\n")
+        _replace(described, json.dumps(description, indent=2) + "\n")
 
     def read(self) -> dict[str, list[FoldResult]]:
         """Finished streams; the folds of one that was interrupted are dropped and done again, for a rule has memory."""
+        seconds = {(row["key"], row["fold"]): row["seconds"] for row in _rows(self._timings)}
         streams: dict[str, list[FoldResult]] = {}
         lengths: dict[str, int] = {}
-        if self._folds.exists():
-            for line in self._folds.read_text(encoding="utf-8").splitlines():
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue  # the last line of a killed run may be cut off
-                lengths[row.pop("key")] = row.pop("length")
-                streams.setdefault(line_key(line), []).append(
-                    FoldResult(**{**row, "accuracies": tuple(row["accuracies"])})
-                )
+        for row in _rows(self._folds):
+            key, lengths[row["key"]] = row.pop("key"), row.pop("length")
+            row["accuracies"] = tuple(row["accuracies"])
+            streams.setdefault(key, []).append(FoldResult(**row, seconds=seconds.get((key, row["fold"]), 0.0)))
         whole = {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
-        self._rewrite(whole, lengths)
+        self._write({key: (lengths[key], folds) for key, folds in whole.items()})
         return whole
 
-    def _rewrite(self, streams: dict[str, list[FoldResult]], lengths: dict[str, int]) -> None:
-        text = "".join(_line(key, lengths[key], fold) for key, folds in streams.items() for fold in folds)
-        new = self._folds.with_suffix(".new")
-        write_text(new, text)
-        os.replace(new, self._folds)
-
     def append(self, cell: Cell, fold: FoldResult) -> None:
-        with open(self._folds, "a", encoding="utf-8") as file:
-            file.write(_line(cell.key, len(cell.order), fold))
+        """Note a fold; the timing goes first, so that no fold is without one."""
+        for path, line in (
+            (self._timings, _timing(cell.key, fold)),
+            (self._folds, _line(cell.key, len(cell.order), fold)),
+        ):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(line)
+
+    def write_folds(self, finished: Sequence[tuple[Cell, list[FoldResult]]]) -> None:
+        """All folds in the order of the plan, whichever was finished first."""
+        self._write({cell.key: (len(cell.order), folds) for cell, folds in finished})
+
+    def _write(self, streams: dict[str, tuple[int, list[FoldResult]]]) -> None:
+        _replace(self._timings, "".join(_timing(key, f) for key, (_, folds) in streams.items() for f in folds))
+        _replace(self._folds, "".join(_line(key, n, f) for key, (n, folds) in streams.items() for f in folds))
 
     def ends(self) -> dict[str, dict[str, float]] | None:
         path = self._out / "ends.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_json(path, "the accuracies of base and experts") if path.exists() else None
 
     def write_ends(self, ends: dict[str, dict[str, float]]) -> None:
-        write_text(self._out / "ends.json", json.dumps(ends, indent=2) + "\n")
+        _replace(self._out / "ends.json", json.dumps(ends, indent=2) + "\n")
 
-    def write_matrices(self, run: Run) -> None:
+    def write_matrices(self, finished: Sequence[tuple[Cell, list[FoldResult]]]) -> None:
         folder = self._out / "matrices"
         folder.mkdir(exist_ok=True)
-        for cell, folds in run.finished():
+        for cell, folds in finished:
             rows = [",".join(["after", *cell.order])]
             for fold in folds:
                 cells = [f"{a:.4f}" for a in fold.accuracies] + [""] * (len(cell.order) - fold.fold)
                 rows.append(",".join([fold.task, *cells]))
-            write_text(folder / f"{cell.key.replace(':', '_').replace('=', '-')}.csv", "\n".join(rows) + "\n")
+            _replace(folder / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', cell.key)}.csv", "\n".join(rows) + "\n")
 
 
-def line_key(line: str) -> str:
-    """Which stream a line of folds.jsonl belongs to."""
-    return json.loads(line)["key"]
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    write_text(new, text)
+    os.replace(new, path)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; the last line of a killed run may be cut off."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
 
 
 def _line(key: str, length: int, fold: FoldResult) -> str:
-    return json.dumps({"key": key, "length": length, **asdict(fold)}, sort_keys=True) + "\n"
+    told = {k: v for k, v in asdict(fold).items() if k != "seconds"}
+    return json.dumps({"key": key, "length": length, **told}, sort_keys=True) + "\n"
+
+
+def _timing(key: str, fold: FoldResult) -> str:
+    return json.dumps({"key": key, "fold": fold.fold, "seconds": fold.seconds}, sort_keys=True) + "\n"

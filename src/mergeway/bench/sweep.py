@@ -19,12 +19,13 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """One row for each operating time: loss, γ, alignment, distance to B, and the accuracies of the suite's two tasks.
 
-    Each stretch between two times is a trajectory of its own in the remaining time, so the whole costs one path.
+    One path that stops at every time, so that the whole costs little more than one merge.
     """
     if points < 2:
         raise OptionError(f"--points is {points}; a sweep has at least the two ends")
     rule = make("ode", options)
     assert isinstance(rule, Ode)
+    chosen = rule.chosen()
     first = open_checkpoint(start)
     with worker_pool() as pool:
         base = prepare_base(first, pool)
@@ -34,7 +35,20 @@ def sweep(
     names = _tasks_of(suite, first, arrival.checkpoint) if suite else []
     objective = suite.objective(names) if suite else loss
     times = [i / (points - 1) for i in range(points)]
-    whole = trajectory(here, there, objective, 1.0, rule.solver, rule.step, rule.certify, save=times)
+    whole = trajectory(
+        here,
+        there,
+        objective,
+        1.0,
+        chosen.solver,
+        chosen.step,
+        chosen.certify,
+        guidance=chosen.guidance,
+        metric=chosen.metric,
+        task_norm=chosen.task_norm,
+        barrier=chosen.barrier,
+        save=times,
+    )
     rows = []
     for time in times:
         params = whole.at(time)

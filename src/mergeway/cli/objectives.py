@@ -77,6 +77,10 @@ def import_function(text: str) -> Any:
         raise OptionError(f"--objective {text}: the module cannot be imported ({problem})") from None
     except AttributeError:
         raise OptionError(f"--objective {text}: module '{module}' has no '{name}'") from None
+    except Exception as problem:  # whatever the user's own module does when it is imported
+        raise OptionError(
+            f"--objective {text}: importing the module failed ({type(problem).__name__}: {problem})"
+        ) from None
     if not callable(found):
         raise OptionError(f"--objective {text}: is not a function")
     return found
