@@ -1,0 +1,128 @@
+"""Suites small enough for a test: a vision tower or a text encoder of a few thousand numbers, its experts, data and heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+SIDE, WIDTH, CLASSES = 8, 8, 3
+SCALE = 10.0
+TASKS = ("ants", "bees", "cats")
+
+
+def vision_suite(folder: Path, tasks: tuple[str, ...] = TASKS, train: int = 24, test: int = 20) -> Path:
+    """A suite of kind clip-vision; most labels are what the task's expert says, so experts beat the base."""
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=SIDE,
+        patch_size=4,
+        projection_dim=WIDTH,
+    )
+    model = CLIPVisionModelWithProjection(config).eval()
+    _save(model, folder / "base")
+    base = {n: t.clone() for n, t in model.state_dict().items()}
+    rows = []
+    for number, task in enumerate(tasks):
+        generator = torch.Generator().manual_seed(number + 1)
+        moved = {n: t + 0.15 * torch.randn(t.shape, generator=generator) for n, t in base.items() if t.ndim == 2}
+        # Projection and positions stay as they are, as when only the tower is tuned.
+        model.load_state_dict(base | {n: t for n, t in moved.items() if "encoder" in n})
+        _save(model, folder / "experts" / task)
+        head = functional.normalize(torch.randn(CLASSES, WIDTH, generator=generator), dim=-1)
+        _save_head(folder / "heads" / f"{task}.safetensors", head)
+        arrays = {}
+        for split, count in (("train", train), ("test", test)):
+            x = torch.randint(0, 256, (count, SIDE, SIDE, 3), generator=generator, dtype=torch.uint8)
+            y = torch.randint(0, CLASSES, (count,), generator=generator)
+            pixels = (x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+            with torch.no_grad():
+                y[: 3 * count // 4] = (model(pixel_values=pixels).image_embeds @ head.mT).argmax(-1)[: 3 * count // 4]
+            arrays |= {f"x_{split}": x.numpy(), f"y_{split}": y.numpy()}
+        (folder / "data").mkdir(exist_ok=True)
+        np.savez(folder / "data" / f"{task}.npz", **arrays)
+        rows.append(_row(task) | {"data": f"data/{task}.npz"})
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return _describe(folder, "clip-vision", rows, settings)
+
+
+WORDS = ["red", "blue", "green", "dog", "cat", "bird", "runs", "sleeps", "sings", "the", "a"]
+
+
+def text_suite(folder: Path, tasks: tuple[str, ...] = ("colour", "animal"), train: int = 12, test: int = 9) -> Path:
+    """A suite of kind text-encoder with a tokenizer of eleven words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    words = {word: k for k, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=WIDTH,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    )
+    model = BertModel(config).eval()
+    _save(model, folder / "base")
+    fast.save_pretrained(folder / "base")
+    base = {n: t.clone() for n, t in model.state_dict().items()}
+    rows = []
+    for number, task in enumerate(tasks):
+        rng = np.random.default_rng(number)
+        generator = torch.Generator().manual_seed(number + 1)
+        model.load_state_dict(
+            {n: t + 0.1 * torch.randn(t.shape, generator=generator) if t.ndim == 2 else t for n, t in base.items()}
+        )
+        _save(model, folder / "experts" / task)
+        head = functional.normalize(torch.randn(CLASSES, WIDTH, generator=generator), dim=-1)
+        _save_head(folder / "heads" / f"{task}.safetensors", head)
+        (folder / "data").mkdir(exist_ok=True)
+        for split, count in (("train", train), ("test", test)):
+            lines = []
+            for _ in range(count):
+                picked = rng.integers(0, 3, 3)
+                text = " ".join(["the", WORDS[picked[0]], WORDS[3 + picked[1]], WORDS[6 + picked[2]]])
+                lines.append(json.dumps({"text": text, "label": int(picked[number % 3])}))
+            (folder / "data" / f"{task}.{split}.jsonl").write_text("\n".join(lines) + "\n")
+        rows.append(_row(task) | {"data": f"data/{task}"})
+    return _describe(folder, "text-encoder", rows, {"max_length": 8, "pooling": "mean"})
+
+
+def _save(model: torch.nn.Module, folder: Path) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    model.save_pretrained(folder)
+
+
+def _save_head(path: Path, head: torch.Tensor) -> None:
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(exist_ok=True)
+    save_file({"weight": head}, path)
+
+
+def _row(task: str) -> dict[str, str]:
+    return {"name": task, "expert": f"experts/{task}", "head": f"heads/{task}.safetensors"}
+
+
+def _describe(folder: Path, kind: str, rows: list, settings: dict) -> Path:
+    suite = {"name": "tiny", "kind": kind, "base": "base", "logit_scale": SCALE, **settings, "tasks": rows}
+    (folder / "suite.json").write_text(json.dumps(suite, indent=1))
+    return folder
