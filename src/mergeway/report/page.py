@@ -1,0 +1,63 @@
+"""From numbers to one HTML file: template, style, script, charting library and data, all in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from mergeway import __version__
+from mergeway.checkpoint.writer import write_text
+from mergeway.errors import OptionError
+
+MARK = "<!-- mergeway report -->"
+_HERE = Path(__file__).parent / "page"
+
+
+def write_page(data: dict[str, Any], out: Path) -> Path:
+    """Write the page of a run or a trunk; a file that is not a report of ours is never replaced."""
+    if out.is_dir() or (out.exists() and MARK not in _opening(out)):
+        raise OptionError(f"--out {out}: exists and is not a report; choose another file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, render(data))
+    return out
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(f"{data['kind']}.html").render(
+        data=data,
+        embedded=as_script(data),
+        version=__version__,
+        mark=MARK,
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+    )
+
+
+def as_script(data: Any) -> str:
+    """JSON that may stand inside a script element: no '<', and no number that JSON does not know."""
+    return json.dumps(_finite(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _opening(path: Path) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(400)

@@ -1,0 +1,112 @@
+"""A sweep recorded for a real run: its ends and the scheduled time are models that can be had another way."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mergeway as mw
+from mergeway.suite import load_suite
+
+TASKS = ("ants", "bees")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """Two tasks of random pictures for a tiny CLIP vision tower; the experts are noisy copies of it."""
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    folder = tmp_path_factory.mktemp("suite")
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+        projection_dim=8,
+    )
+    model = CLIPVisionModelWithProjection(config)
+    model.save_pretrained(folder / "base")
+    base = {n: p.clone() for n, p in model.state_dict().items()}
+    draw = np.random.default_rng(0)
+    for task in TASKS:
+        noisy = {n: p + 0.2 * torch.randn_like(p) if p.is_floating_point() else p for n, p in base.items()}
+        model.load_state_dict(noisy)
+        model.save_pretrained(folder / task)
+        save_file(
+            {"weight": torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)}, folder / f"{task}-head.safetensors"
+        )
+        arrays = {}
+        for split, count in (("train", 24), ("test", 40)):
+            arrays[f"x_{split}"] = draw.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+            arrays[f"y_{split}"] = draw.integers(0, 4, count)
+        np.savez(folder / f"{task}.npz", **arrays)
+    described = {
+        "name": "tiny",
+        "kind": "clip-vision",
+        "base": "base",
+        "logit_scale": 10.0,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.25] * 3,
+        "tasks": [{"name": t, "expert": t, "data": f"{t}.npz", "head": f"{t}-head.safetensors"} for t in TASKS],
+    }
+    (folder / "suite.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.fixture
+def swept_run(suite, tmp_path, call):
+    words = ("bench", suite, "--rules", "average,ode", "--orders", 1, "--samples", 16, "--out", tmp_path / "run")
+    call(*words, "--json").json()
+    call("report", tmp_path / "run", "--suite", suite, "--out", tmp_path / "report.html").ok()
+    return tmp_path / "run"
+
+
+def test_sweep_ends_at_models_that_are_known(suite, swept_run):
+    sweep = json.loads((swept_run / "sweep.json").read_text())
+    judge = load_suite(suite)
+    first, last = sweep["order"]
+    assert sweep["times"] == pytest.approx([i / 10 for i in range(11)])
+    for time, name in ((0, first), (10, last)):
+        expert = load_file(suite / name / "model.safetensors")
+        for task in TASKS:
+            assert sweep["accuracies"][task][time] == judge.accuracy(expert, task)
+
+
+def test_scheduled_time_is_the_merge_of_the_run(swept_run):
+    sweep = json.loads((swept_run / "sweep.json").read_text())
+    folds = [json.loads(line) for line in (swept_run / "folds.jsonl").read_text().splitlines()]
+    merged = next(f for f in folds if f["key"].startswith("ode.2.0") and f["fold"] == 2)
+    # Two equal tasks: w/Σw = ½, which is among the recorded times.
+    assert [sweep["accuracies"][t][5] for t in sweep["order"]] == merged["accuracies"]
+    shared = len(merged["details"]["trajectory"]["losses"]) - 1
+    assert sweep["trajectory"]["losses"][:shared] == merged["details"]["trajectory"]["losses"][:shared]
+
+
+def test_sweep_stays_for_the_next_report(swept_run, call, tmp_path):
+    before = (swept_run / "sweep.json").read_bytes()
+    call("report", swept_run, "--out", tmp_path / "report.html").ok()
+    assert (swept_run / "sweep.json").read_bytes() == before
+    assert "operating time t" in (tmp_path / "report.html").read_text()
+
+
+def test_another_suite_is_refused(written, suite, call, tmp_path):
+    text = (written.path / "run.json").read_text()
+    (written.path / "run.json").write_text(text.replace('"tiny"', '"other"'))
+    said = call("report", written.path, "--suite", suite, "--out", tmp_path / "r.html").mistake()
+    assert "the run is on 'other'" in said
+    assert not (written.path / "sweep.json").exists()
+
+
+def test_run_without_ode_is_swept_with_its_defaults(suite, tmp_path, call):
+    call("bench", suite, "--rules", "average", "--orders", 1, "--samples", 16, "--out", tmp_path / "run").ok()
+    call("report", tmp_path / "run", "--suite", suite, "--out", tmp_path / "report.html").ok()
+    sweep = json.loads((tmp_path / "run" / "sweep.json").read_text())
+    assert sweep["rule"] == "ode"
+    assert sweep["trajectory"]["solver"] == mw.rules.Ode().solver
