@@ -53,6 +53,8 @@ def read_head(path: Path, width: int) -> Tensor:
         raise OptionError(
             f"{path}: the head is {list(head.shape)}; the model's features have width {width}, so it must be [classes, {width}]"
         )
+    if not bool(torch.isfinite(head).all()):
+        raise OptionError(f"{path}: the head holds values that are not finite")
     return head
 
 
@@ -76,7 +78,8 @@ def base_settings(base: Path, head: Path) -> dict[str, Any]:
 def read_npz(path: Path, split: str, task: str, head: Tensor, predictor: ClipVision) -> Samples:
     """Images and labels from x_train, y_train, x_test, y_test, or from x and y where there is no split."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, because numpy leaves a damaged archive open.
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             pair = (f"x_{split}", f"y_{split}") if f"x_{split}" in file.files else ("x", "y")
             missing = [key for key in pair if key not in file.files]
             if missing:
@@ -101,11 +104,15 @@ def read_jsonl(path: Path, task: str, head: Tensor, predictor: TextEncoder) -> S
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as problem:
         raise OptionError(f"{path}: cannot be read ({problem.strerror})") from None
+    except UnicodeDecodeError as problem:
+        raise OptionError(f"{path}: is not UTF-8 text (byte {problem.start})") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            rows.append((str(row["text"]), int(row["label"])))
+            if type(row["label"]) is not int:
+                raise TypeError
+            rows.append((str(row["text"]), row["label"]))
         except (ValueError, KeyError, TypeError):
             raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label'") from None
     return _texts(str(path), [t for t, _ in rows], [y for _, y in rows], task, head, predictor)
@@ -125,11 +132,13 @@ def _read_parquet(path: Path, task: str, head: Tensor, predictor: ClipVision | T
     for column in (wanted, "label"):
         if column not in table.column_names:
             raise OptionError(f"{path}: has no column '{column}'; it has {', '.join(table.column_names)}")
-    labels = table.column("label").to_pylist()
-    values = table.column(wanted).to_pylist()
+    labels, values = table.column("label").to_pylist(), table.column(wanted).to_pylist()
+    for label in labels:
+        if type(label) is not int:
+            raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers")
     if isinstance(predictor, TextEncoder):
         return _texts(str(path), [str(v) for v in values], labels, task, head, predictor)
-    pictures = [_decode(str(path), v["bytes"] if isinstance(v, dict) else v, predictor.image_size) for v in values]
+    pictures = [_decode(str(path), v.get("bytes") if isinstance(v, dict) else v, predictor.image_size) for v in values]
     return _images(str(path), _stacked(pictures, predictor), np.asarray(labels), task, head, predictor)
 
 

@@ -83,4 +83,19 @@ def import_function(text: str) -> Any:
         ) from None
     if not callable(found):
         raise OptionError(f"--objective {text}: is not a function")
-    return found
+    return found if hasattr(found, "accumulate") else _guarded(text, found)
+
+
+def _guarded(text: str, function: Any) -> Any:
+    """The user's function, whose own errors are the user's to mend."""
+    from mergeway.errors import MergewayError, OptionError
+
+    def loss(params: Any) -> Any:
+        try:
+            return function(params)
+        except MergewayError:
+            raise
+        except Exception as problem:
+            raise OptionError(f"--objective {text} failed ({type(problem).__name__}: {problem})") from problem
+
+    return loss
