@@ -68,15 +68,17 @@ def swept_run(suite, tmp_path, call):
     return tmp_path / "run"
 
 
-def test_sweep_ends_at_models_that_are_known(suite, swept_run):
-    sweep = json.loads((swept_run / "sweep.json").read_text())
-    judge = load_suite(suite)
-    first, last = sweep["order"]
+def test_undamped_sweep_leads_from_one_expert_to_the_other(suite, tmp_path, call):
+    run = tmp_path / "run"
+    call("bench", suite, "--rules", "ode:barrier=none", "--orders", 1, "--samples", 16, "--out", run).ok()
+    call("report", run, "--suite", suite, "--out", tmp_path / "report.html").ok()
+    sweep = json.loads((run / "sweep.json").read_text())
+    assert sweep["rule"] == "ode:barrier=none"
     assert sweep["times"] == pytest.approx([i / 10 for i in range(11)])
-    for time, name in ((0, first), (10, last)):
+    judge = load_suite(suite)
+    for time, name in zip((0, 10), sweep["order"], strict=True):
         expert = load_file(suite / name / "model.safetensors")
-        for task in TASKS:
-            assert sweep["accuracies"][task][time] == judge.accuracy(expert, task)
+        assert {t: sweep["accuracies"][t][time] for t in TASKS} == {t: judge.accuracy(expert, t) for t in TASKS}
 
 
 def test_scheduled_time_is_the_merge_of_the_run(swept_run):

@@ -164,7 +164,7 @@
     }));
     const names = data.arrivals.map((a) => a.task);
     if (data.cosines) draw("cosine-chart", () => ({
-      traces: [{ type: "heatmap", x: names, y: names, z: data.cosines, zmin: 0, zmax: 1, colorscale: scale(), texttemplate: names.length < 12 ? "%{z:.2f}" : "", hovertemplate: "%{y} and %{x}: %{z:.4f}<extra></extra>", xgap: 2, ygap: 2, colorbar: { thickness: 10, outlinewidth: 0 } }],
+      traces: [{ type: "heatmap", x: names, y: names, z: data.cosines, zmin: Math.min(0, ...data.cosines.flat()), zmax: 1, colorscale: scale(), texttemplate: names.length < 12 ? "%{z:.2f}" : "", hovertemplate: "%{y} and %{x}: %{z:.4f}<extra></extra>", xgap: 2, ygap: 2, colorbar: { thickness: 10, outlinewidth: 0 } }],
       layout: { yaxis: { autorange: "reversed", showgrid: false }, xaxis: { showgrid: false } },
     }));
     if (data.trajectories.length) drawLoss(() => data.trajectories);
@@ -244,8 +244,8 @@
       ],
       layout: {
         showlegend: true,
-        legend: { orientation: "h", y: -0.12, x: 0.5, xanchor: "center" },
-        margin: { l: 60, r: 60, t: 34, b: 30 },
+        legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0.5, xanchor: "center" },
+        margin: { l: 78, r: 78, t: 34, b: narrow() ? 100 : 80 },
         polar: { bgcolor: "rgba(0,0,0,0)", radialaxis: { range: [Math.max(0, Math.floor(lowest / 10) * 10 - 10), 100], gridcolor: tone("line"), linecolor: tone("line"), tickfont: { color: tone("soft"), size: 10 }, angle: 90, tickangle: 90 }, angularaxis: { gridcolor: tone("line"), linecolor: tone("line"), direction: "clockwise" } },
       },
     };
@@ -345,14 +345,14 @@
         traces: [
           ...order.map((task, i) => ({
             x: times, y: accuracies[task], name: task, mode: "lines", hovertemplate: `${task} %{y:.1f}<extra></extra>`,
-            line: { width: task === arrival ? 2.4 : 1.3, dash: DASHES[i % DASHES.length], color: task === arrival ? tone("warm") : clear(palette()[(i + 3) % palette().length], 0.8) },
+            line: { width: task === arrival ? 2.4 : 1.3, dash: task === arrival ? "solid" : DASHES[(i + 1) % DASHES.length], color: task === arrival ? tone("warm") : clear(palette()[(i + 3) % palette().length], 0.8) },
           })),
           { x: fine, y: fine.map((one) => weighted(one, w)), name: "ACC<sub>w</sub>", mode: "lines", line: { color: tone("ink"), width: 4 }, hovertemplate: "ACC_w %{y:.1f}<extra></extra>" },
         ],
         layout: {
           showlegend: true,
-          legend: { orientation: "h", y: -0.16, x: 0.5, xanchor: "center" },
-          margin: { l: 48, r: 14, t: 70, b: 42 },
+          legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0.5, xanchor: "center" },
+          margin: { l: 48, r: 14, t: 70, b: narrow() ? 110 : 90 },
           shapes: stops.map((s) => s.shape),
           annotations: stops.map((s) => s.annotation),
           xaxis: { title: { text: "operating time t" }, range: [-0.005, 1.005], zeroline: false },
