@@ -109,6 +109,8 @@ def bench(
         raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
     if orders < 1 or jobs < 1:
         raise OptionError("--orders and --jobs must be at least 1")
+    if resume and out is None:
+        raise OptionError("--resume goes on with a run: give its directory with --out")
     cells = plan(suite, rules, lengths, orders, utilities, samples)
     description = {
         "suite": suite.name,
@@ -226,7 +228,8 @@ class _Store:
         streams: dict[str, list[FoldResult]] = {}
         lengths: dict[str, int] = {}
         for row in _rows(self._folds):
-            key, lengths[row["key"]] = row.pop("key"), row.pop("length")
+            key = row.pop("key")
+            lengths[key] = row.pop("length")
             row["accuracies"] = tuple(row["accuracies"])
             streams.setdefault(key, []).append(FoldResult(**row, seconds=seconds.get((key, row["fold"]), 0.0)))
         whole = {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
