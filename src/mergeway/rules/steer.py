@@ -34,7 +34,7 @@ class Steer(Rule):
     matrices = True
 
     steps: int = 12
-    rate: float = 0.15
+    rate: float = 0.1
     shrink: float = 0.78
     linear: str | None = None
 
