@@ -9,11 +9,12 @@ import sys
 
 import constant
 import elementwise
+import ode
 import opcm
 import startup
 from measure import Ratio, Skipped, options
 
-BENCHMARKS = {"startup": startup, "elementwise": elementwise, "opcm": opcm, "constant": constant}
+BENCHMARKS = {"startup": startup, "elementwise": elementwise, "opcm": opcm, "ode": ode, "constant": constant}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from landscapes import SHAPES, SIZE, Landscape, algorithm_one, exact_end, hills, named, vector
+from safetensors.torch import load_file, save_file
 
 import mergeway as mw
 from mergeway.errors import MergewayError, OptionError
@@ -367,6 +368,15 @@ def test_saved_times_and_times_in_between():
     for bad in (-0.1, 0.8, float("nan")):
         with pytest.raises(OptionError, match=r"integrated from 0 until 0\.7"):
             path.at(bad)
+
+
+def test_the_end_can_be_saved(tmp_path):
+    """The tensors of the end lie side by side in one buffer, which no file format may mind."""
+    land = hills(6)
+    path = mw.trajectory(*land.ends(torch.float32), land.torch_loss, 0.5)
+    save_file(path.end, tmp_path / "end.safetensors")
+    again = load_file(tmp_path / "end.safetensors")
+    assert all(torch.equal(again[n], path.end[n]) for n in path.end)
 
 
 def test_summary_is_plain_and_whole():

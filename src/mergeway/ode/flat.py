@@ -125,8 +125,12 @@ class FlatParams:
         return out
 
     def tensors(self) -> dict[str, Tensor]:
-        """θ as named tensors of its own, detached from the buffers."""
+        """A copy of θ as named tensors."""
         return {n: (self.params[n].detach().clone() if n in self.spans else p) for n, p in self.params.items()}
+
+    def release(self) -> dict[str, Tensor]:
+        """θ itself as named tensors, for when the walk is over: no further vector is needed."""
+        return {n: p.detach() for n, p in self.params.items()}
 
 
 def products(*pairs: tuple[Tensor, Tensor]) -> list[float]:

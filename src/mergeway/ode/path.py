@@ -158,7 +158,7 @@ def trajectory(
     walk = Field(flat, loss, loss_target, guidance, metric, task_norm, rectify=barrier == "path")
     if not flat.moving or until == 0.0:
         value, distance = walk.measure(0.0)
-        made = Trajectory(until, solver, value, loss_target, probes=2, end=flat.tensors())
+        made = Trajectory(until, solver, value, loss_target, probes=2, end=flat.release())
         made.note(Slope(0.0, value, 1.0, 0.0, distance, 0.0, 0.0), flat)
         return made
     if barrier == "per-task":
@@ -214,7 +214,7 @@ def _finish(walk: Field, made: Trajectory) -> Trajectory:
         loss, distance = walk.measure(made.until)
         made.note(Slope(made.until, loss, made.gammas[-1], made.alignments[-1], distance, 0.0, 0.0), walk.flat)
     made.evaluations = walk.evaluations
-    made.end = walk.flat.tensors()
+    made.end = walk.flat.release()
     return made
 
 

@@ -149,4 +149,4 @@ def refine(
             if moved > radius:
                 flat.theta.copy_(torch.lerp(origin, flat.theta, radius / moved))
     losses.append(flat.value(objective))
-    return flat.tensors(), {"steps": steps, "losses": losses, "radius": radius}
+    return flat.release(), {"steps": steps, "losses": losses, "radius": radius}
