@@ -1,0 +1,6 @@
+"""The suites that come with the package, and what a suite directory is checked for."""
+
+from mergeway.suites.check import check_suite as check_suite
+from mergeway.suites.embedded import EMBEDDED as EMBEDDED
+from mergeway.suites.embedded import build_suite as build_suite
+from mergeway.suites.embedded import embedded as embedded

@@ -1,0 +1,37 @@
+"""What a suite directory must hold before anything is measured on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint import check_fits, inspect_checkpoint, open_checkpoint
+from mergeway.data import read_head
+from mergeway.errors import OptionError
+from mergeway.suite import load_suite
+
+
+def check_suite(path: str | Path) -> list[dict[str, Any]]:
+    """Read all of a suite and raise at the first thing that is wrong; says what each task holds."""
+    suite = load_suite(path)
+    base = open_checkpoint(suite.base)
+    seen = inspect_checkpoint(base)
+    rows = []
+    for task in suite.tasks:
+        train, test = (len(suite.samples(task.name, split)) for split in ("train", "test"))
+        head = read_head(task.head, suite.predictor.width)
+        _check_lengths(task.head, head)
+        expert = open_checkpoint(task.expert, base)
+        check_fits(base, seen, expert, inspect_checkpoint(expert))
+        rows.append({"task": task.name, "classes": len(head), "train": train, "test": test})
+    return rows
+
+
+def _check_lengths(path: Path, head: Tensor) -> None:
+    """The logits are scaled cosines only when every row has length 1."""
+    off = float((torch.linalg.vector_norm(head, dim=-1) - 1).abs().max())
+    if off > 1e-3:
+        raise OptionError(f"{path}: the rows must have length 1, but one is off by {off:.2g}; normalise them")
