@@ -30,10 +30,15 @@ class SuiteTask:
 
 
 class Suite:
-    """A benchmark's models and data; everything is read when first needed and kept."""
+    """A benchmark's models and data; everything is read when first needed and kept.
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], tasks: list[SuiteTask]) -> None:
-        self.path, self.settings, self.tasks = path, settings, tasks
+    `tests` limits the test examples of each task, for a look that has to be quick.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], tasks: list[SuiteTask], tests: int | None = None
+    ) -> None:
+        self.path, self.settings, self.tasks, self.tests = path, settings, tasks, tests
         self.name: str = settings["name"]
         self.kind: str = settings["kind"]
         self.base = path / settings["base"]
@@ -72,10 +77,10 @@ class Suite:
         """The loss on calibration samples of these tasks, from their training data only."""
         return Objective(self.predictor, [self.samples(n, "train") for n in order], weights, size=size, seed=seed)
 
-    def accuracy(self, params: Mapping[str, Tensor], name: str, batch: int = 256) -> float:
+    def accuracy(self, params: Mapping[str, Tensor], name: str, batch: int = 64) -> float:
         """Top-1 accuracy on a task's test data, in percent; half precision is computed with in float32."""
         params = {n: p.float() if p.is_floating_point() else p for n, p in params.items()}
-        test = self.samples(name, "test")
+        test = self.samples(name, "test").rows(slice(self.tests))
         hits = 0
         with torch.no_grad():
             for start in range(0, len(test), batch):
@@ -84,7 +89,7 @@ class Suite:
         return 100.0 * hits / len(test)
 
 
-def load_suite(path: str | Path) -> Suite:
+def load_suite(path: str | Path, tests: int | None = None) -> Suite:
     """The suite in a directory, checked for everything that can be checked without reading the weights."""
     path = Path(path)
     file = path / "suite.json"
@@ -107,7 +112,7 @@ def load_suite(path: str | Path) -> Suite:
         raise OptionError(f"{file}: two tasks have the name '{next(n for n in names if names.count(n) > 1)}'")
     if not (path / settings["base"]).exists():
         raise OptionError(f"{file}: the base {path / settings['base']} does not exist")
-    return Suite(path, settings, tasks)
+    return Suite(path, settings, tasks, tests)
 
 
 def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:

@@ -17,7 +17,7 @@ import mergeway
 from mergeway.cli import main
 from mergeway.cli.app import app
 
-COMMANDS = ["demo", "merge", "init", "add", "remove", "log", "show", "verify", "rollback", "export", "rules"]
+COMMANDS = ["demo", "merge", "init", "add", "remove", "log", "show", "verify", "rollback", "export", "report", "rules"]
 
 
 @pytest.fixture
@@ -75,19 +75,6 @@ def test_json_of_every_printing_command(trunk, call, tmp_path):
     merged = call("merge", s.base, *s.arrivals, "--out", tmp_path / "merged", "--rule", "opcm", "--json").json()
     assert merged["options"]["alpha"] == 0.5 and [a["task"] for a in merged["arrivals"]] == ["task1", "task2", "task3"]
     assert merged["facts"]["lambda"] > 1
-
-
-def test_demo(call, monkeypatch):
-    """The whole demo, on a stream small enough for a test."""
-    import mergeway.demo
-
-    monkeypatch.setattr(mergeway.demo, "_WIDTH", 12)
-    monkeypatch.setattr(mergeway.demo, "_LAYERS", 1)
-    monkeypatch.setattr(mergeway.demo, "ARRIVALS", 2)
-    rows = call("demo", "--json").json()
-    assert [r["rule"] for r in rows] == [n for n, rule in mergeway.rules.RULES.items() if not rule.needs]
-    average = rows[0]
-    assert average["rule"] == "average" and 0 < average["least"] <= average["first"] < 1
 
 
 def test_rules_table_says_what_each_needs(call):

@@ -94,13 +94,14 @@ def bench(
     orders: int = 10,
     utilities: str = "uniform",
     samples: int = 1024,
+    tests: int | None = None,
     out: Path | None = None,
     resume: bool = False,
     jobs: int = 1,
     progress: Progress = SILENT,
 ) -> Run:
     """Run a benchmark; with `out`, every finished fold is on disk, and `resume` repeats none of them."""
-    suite = load_suite(suite_path)
+    suite = load_suite(suite_path, tests)
     lengths = lengths or [len(suite.tasks)]
     for length in lengths:
         if not 1 <= length <= len(suite.tasks):
@@ -119,6 +120,7 @@ def bench(
         "orders": orders,
         "utilities": utilities,
         "samples": samples,
+        **({"tests": tests} if tests else {}),
         "version": __version__,
     }
     store = _Store(out, description, resume) if out else None
@@ -161,7 +163,7 @@ def _work(
         return
     # A forked copy of a process that has used torch's threads may hang in its first operation.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(path,)) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(path, suite.tests)) as pool:
         futures = {pool.submit(_run_in_worker, cell): cell for cell in todo}
         for future in as_completed(futures):
             cell, folds = futures[future], future.result()
@@ -173,13 +175,13 @@ def _work(
 _worker_suite: Suite | None = None
 
 
-def _start_worker(path: Path) -> None:
+def _start_worker(path: Path, tests: int | None) -> None:
     """Each process loads the suite once and runs torch on one thread."""
     global _worker_suite
     import torch
 
     torch.set_num_threads(1)
-    _worker_suite = load_suite(path)
+    _worker_suite = load_suite(path, tests)
 
 
 def _run_in_worker(cell: Cell) -> list[FoldResult]:

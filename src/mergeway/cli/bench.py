@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ def bench(
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
-    from mergeway.cli.display import console, print_json, progress, table
+    from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.rules import RULES
 
@@ -62,23 +62,7 @@ def bench(
     if as_json:
         print_json(result)
         return
-    cells = [
-        (
-            r["rule"],
-            str(r["tasks"]),
-            f"{r['acc']:.1f} ± {r['acc_std']:.1f}",
-            f"{r['bwt']:.1f} ± {r['bwt_std']:.1f}",
-            f"{r['gap']:.0f} %",
-            f"{r['gradients']:.0f}",
-            f"{r['seconds']:.1f}",
-        )
-        for r in sorted(result["rows"], key=lambda r: (r["tasks"], -r["acc"]))
-    ]
-    columns = ("rule", "tasks", "ACC", "BWT", "gap", "gradients", "seconds")
-    console().print(table(columns, cells, numbers=columns[1:]))
-    console().print(
-        f"\nbase {result['base']:.1f}, experts {result['experts']:.1f}; mean ± std over {orders} orders; gradients and seconds per stream"
-    )
+    print_rows(result, orders)
 
 
 @app.command()
@@ -166,3 +150,26 @@ def read_lengths(text: str | None) -> list[int] | None:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise OptionError(f"--tasks {text!r}: expected whole numbers with commas between them, such as 4,8") from None
+
+
+def print_rows(result: dict[str, Any], orders: int) -> None:
+    """The rows of a run as a table, best first."""
+    from mergeway.cli.display import console, table
+
+    cells = [
+        (
+            r["rule"],
+            str(r["tasks"]),
+            f"{r['acc']:.1f} ± {r['acc_std']:.1f}",
+            f"{r['bwt']:.1f} ± {r['bwt_std']:.1f}",
+            f"{r['gap']:.0f} %",
+            f"{r['gradients']:.0f}",
+            f"{r['seconds']:.1f}",
+        )
+        for r in sorted(result["rows"], key=lambda r: (r["tasks"], -r["acc"]))
+    ]
+    columns = ("rule", "tasks", "ACC", "BWT", "gap", "gradients", "seconds")
+    console().print(table(columns, cells, numbers=columns[1:]))
+    console().print(
+        f"\nbase {result['base']:.1f}, experts {result['experts']:.1f}; mean ± std over {orders} order{'' if orders == 1 else 's'}; gradients and seconds per stream"
+    )

@@ -1,37 +1,31 @@
-"""`mergeway demo`: the main job on a stream that needs no download."""
+"""`mergeway demo`: the main job on the embedded suite."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mergeway.cli.app import Json, app
 
 
 @app.command()
-def demo(as_json: Json = False) -> None:
-    """Fold a small generated stream with every rule and compare what each keeps of the arrivals."""
-    from mergeway.cli.display import console, print_json, progress, table
-    from mergeway.demo import ARRIVALS, run_demo
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where the run and its report go.")] = Path("mergeway-demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Five rules, four tasks, one order.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fold eight real experts by every rule in three orders, compare them, and write an interactive report."""
+    from mergeway.cli.bench import print_rows
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.demo import run_demo
 
     with progress() as bar:
-        rows = run_demo(bar)
+        run, report = run_demo(out, quick, bar)
+    result = run.as_json()
     if as_json:
-        print_json(rows)
+        print_json({**result, "report": str(report)})
         return
-    out = console()
-    out.print(f"{ARRIVALS} generated arrivals on a small transformer, folded one by one into a trunk by each rule:\n")
-    cells = [
-        (
-            r["rule"],
-            f"{r['length']:.2f}",
-            f"{r['first']:.2f}",
-            f"{r['last']:.2f}",
-            f"{r['least']:.2f}",
-            f"{r['seconds']:.2f}",
-        )
-        for r in rows
-    ]
-    columns = ("rule", "length", "first", "last", "least", "seconds")
-    out.print(table(columns, cells, numbers=columns[1:]))
-    out.print(
-        "\nlength: of the merged update against the mean arrival. first, last, least: share of an arrival's own update that is\n"
-        "still there at the end, ⟨Δ, δ⟩/‖δ‖², for the first, the last and the worst-kept arrival. Each trunk was verified."
-    )
+    print_rows(result, run.description["orders"])
+    console().print(f"\nreport: {report.absolute()}", markup=False)
