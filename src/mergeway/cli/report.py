@@ -37,7 +37,9 @@ def report(
         if (source / "run.json").exists():
             run = read_run(source)
             if suite:
-                record_sweep(find_suite(suite), run, source, progress=bar)
+                found = find_suite(suite)
+                found.tests = run.description.get("tests")  # judged as the run was
+                record_sweep(found, run, source, progress=bar)
             data = run_data(run, read_sweep(source))
         elif (source / "journal.jsonl").exists():
             if suite:
