@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 import mergeway
-from mergeway.cli import demo, merge, report, rules, trunk  # noqa: F401 - importing registers the commands
+from mergeway.cli import bench, demo, merge, report, rules, suites, trunk  # noqa: F401 - importing registers the commands
 from mergeway.cli.app import app
 from mergeway.rules import RULES
 
@@ -28,7 +28,9 @@ def read(path: str) -> str:
 
 
 def options_of(command: str) -> set[str]:
-    return {name for param in COMMANDS[command].params for name in param.opts if name.startswith("-")}
+    """The options of a command and of its sub-commands."""
+    every = [COMMANDS[command], *getattr(COMMANDS[command], "commands", {}).values()]
+    return {name for each in every for param in each.params for name in param.opts if name.startswith("-")}
 
 
 def section(text: str, title: str) -> str:
