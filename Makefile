@@ -20,7 +20,7 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,suites,test,lint,docs]'
 	touch $@
 
 demo: setup

@@ -66,9 +66,9 @@ class Opcm(Rule):
 
 def project(delta: Tensor, merged: Tensor, alpha: float) -> Tensor:
     """P(ΔW) = ΔW − U K Vᵀ, K = diag(C) with the top-left r×r block of C = Uᵀ ΔW V: Eq. 9 without the full bases."""
-    u, sigma, v = thin_svd(merged)
-    if sigma.numel() == 0:
+    if not bool(merged.any()):
         return delta
+    u, sigma, v = thin_svd(merged)
     reached = sigma.cumsum(0)
     r = int((reached <= alpha * reached[-1]).sum())
     # The bases come in float64; applying them needs no more than the update's own precision.
