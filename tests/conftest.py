@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -25,30 +24,13 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-
-from mergeway.rules import RULES  # noqa: E402
+from shared import SHAPES, Tensors, draw_tensors, listing  # noqa: E402
 
 torch.set_num_threads(1)
-
-# The rules that need nothing but checkpoints.
-DATA_FREE = [name for name, rule in RULES.items() if not rule.needs]
 
 # A slow, shared machine must not fail a property for its speed.
 settings.register_profile("mergeway", deadline=None)
 settings.load_profile("mergeway")
-
-Tensors = dict[str, torch.Tensor]
-
-# A square, a wide and a tall matrix, an embedding, a convolution, a vector, a scalar.
-SHAPES: dict[str, tuple[int, ...]] = {
-    "embed_tokens.weight": (11, 6),
-    "layer.square.weight": (6, 6),
-    "layer.wide.weight": (4, 10),
-    "layer.tall.weight": (10, 4),
-    "layer.bias": (6,),
-    "conv.weight": (3, 2, 3, 3),
-    "logit_scale": (),
-}
 
 
 @dataclass(frozen=True)
@@ -85,12 +67,6 @@ class Done:
         assert lines[0].startswith("error: ")
         assert "Traceback" not in self.err
         return lines[0]
-
-
-def draw_tensors(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Tensors:
-    """Normal values, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 @pytest.fixture
@@ -150,20 +126,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
         return Done(code, out, err)
 
     return call
-
-
-def listing(*roots: Path) -> dict[str, str]:
-    """Every file and directory below the roots with a digest of its bytes: two listings are equal when nothing changed."""
-    found = {}
-    for root in roots:
-        for path in [root, *sorted(root.rglob("*"))]:
-            if path.is_symlink():
-                found[str(path)] = f"-> {os.readlink(path)}"
-            elif path.is_file():
-                found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-            elif path.is_dir():
-                found[str(path)] = "directory"
-    return found
 
 
 @pytest.fixture

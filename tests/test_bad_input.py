@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHAPES, draw_tensors, listing
 from safetensors.torch import save, save_file
+from shared import SHAPES, draw_tensors, listing
 
 import mergeway as mw
 

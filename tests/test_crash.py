@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import draw_tensors, listing
 from safetensors.torch import load_file, save_file
+from shared import draw_tensors, listing
 
 import mergeway as mw
 

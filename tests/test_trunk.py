@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA_FREE, draw_tensors, listing
 from safetensors.torch import load_file, save_file
+from shared import DATA_FREE, draw_tensors, listing
 
 import mergeway as mw
 from mergeway.errors import OptionError, TrunkError, TrunkLocked

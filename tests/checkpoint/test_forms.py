@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA_FREE, draw_tensors
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shared import DATA_FREE, draw_tensors
 from torch import nn
 
 import mergeway as mw

@@ -8,9 +8,9 @@ import logging
 
 import pytest
 import torch
-from conftest import Tensors
 from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from shared import Tensors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mergeway as mw

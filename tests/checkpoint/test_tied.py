@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import DATA_FREE, draw_tensors
+from shared import DATA_FREE, draw_tensors
 
 import mergeway as mw
 from mergeway.errors import CheckpointError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import draw_tensors, listing
 from safetensors.torch import load_file, save_file
+from shared import draw_tensors, listing
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,

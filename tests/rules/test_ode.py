@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from conftest import listing
 from safetensors.torch import load_file, save_file
+from shared import listing
 from test_crash import committed
 
 import mergeway as mw
