@@ -21,6 +21,7 @@ from shared import DATA_FREE, draw_tensors, listing
 
 import mergeway as mw
 from mergeway.errors import OptionError, TrunkError, TrunkLocked
+from mergeway.progress import Progress
 
 RULES = DATA_FREE
 
@@ -326,7 +327,7 @@ def test_readers_never_see_a_half_made_step(stream, tmp_path):
         reader = mw.Trunk.open(path, threads=1)
         while not done.is_set():
             problems.extend(reader.verify())
-            reader.params()
+            assert reader.params()
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -335,6 +336,28 @@ def test_readers_never_see_a_half_made_step(stream, tmp_path):
     done.set()
     thread.join()
     assert problems == []
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_snapshot_dropped_while_it_is_verified(stream, tmp_path, moment):
+    """A writer drops the older of two snapshots between any two files that the reader looks at."""
+    s = stream(2)
+    trunk = mw.Trunk.create(tmp_path / "t", s.base, "average", keep=2)
+    for arrival in s.arrivals:
+        trunk.add(arrival)
+    old = sorted((tmp_path / "t" / "steps").iterdir())[0]
+
+    class Dropping(Progress):
+        seen = 0
+
+        def begin(self, what: str, total: int) -> None:
+            if self.seen == moment and old.exists():
+                shutil.rmtree(old)
+            self.seen += 1
+
+    watched = Dropping()
+    assert mw.Trunk.open(tmp_path / "t", threads=1, progress=watched).verify() == []
+    assert watched.seen > 3
 
 
 # --- when the machine fails it ---------------------------------------------------------------------------------------

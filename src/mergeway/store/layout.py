@@ -207,7 +207,10 @@ class Store:
 
     def model(self, step: int) -> SafetensorsFiles:
         """The deployed weights of a step that has a snapshot."""
-        return SafetensorsFiles(f"{self.path} step {step}", self.model_files(step), self.snapshot(step))
+        files = self.model_files(step)
+        if not files:
+            raise CheckpointError(f"{self.snapshot(step)}: holds no weights")
+        return SafetensorsFiles(f"{self.path} step {step}", files, self.snapshot(step))
 
     def memory(self, step: int) -> SafetensorsFiles:
         """The rule's memory at a step that has a snapshot."""

@@ -31,7 +31,10 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT) -> li
         return [*problems, f"{store.steps}: is missing"]
     recorded = {record.step: record for record in journal.records}
     for directory in sorted(p for p in store.steps.iterdir() if p.name.isdigit() and int(p.name) in recorded):
-        found = _snapshot_problems(directory, recorded[int(directory.name)], pool, progress)
+        try:
+            found = _snapshot_problems(directory, recorded[int(directory.name)], pool, progress)
+        except (MergewayError, OSError) as problem:
+            found = [str(problem)]
         # A writer may drop an old snapshot while we read it.
         problems += found if directory.exists() else []
     return problems + _missing(store, journal)
