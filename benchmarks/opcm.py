@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from measure import (
@@ -62,10 +63,11 @@ def _difference(commands: dict[str, Command], threads: int, base: Path, scratch:
     from safetensors.torch import load_file
 
     models = []
-    for number, (name, command) in enumerate(commands.items()):
-        out = scratch / f"result{number}"
-        finish(name, start(command(out), threads))
-        models.append(load_file(out / "model.safetensors"))
+    for name, command in commands.items():
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            out = Path(folder) / "result"
+            finish(name, start(command(out), threads))
+            models.append(load_file(out / "model.safetensors"))
     origin = load_file(base / "model.safetensors")
     ours, theirs = models
     gap = sum(float((ours[n] - theirs[n]).double().norm()) ** 2 for n in origin)

@@ -15,6 +15,7 @@ from math import fsum
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, Inspection, check_fits, inspect_checkpoint
@@ -61,14 +62,17 @@ class Arrival:
 
 @contextlib.contextmanager
 def worker_pool(threads: int | None = None) -> Iterator[Executor]:
-    """Workers that run torch on one thread each, as many as there are cores unless told otherwise."""
+    """Workers that run torch and BLAS on one thread each, as many as there are cores unless told otherwise."""
     count = threads if threads is not None else len(os.sched_getaffinity(0))
     if count < 1:
         raise OptionError(f"--threads is {count}; it must be at least 1")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with (
+            threadpool_limits(1, user_api="blas"),
+            ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
             yield pool
     finally:
         torch.set_num_threads(before)
