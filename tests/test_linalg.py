@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeway.linalg import RANK_CUT, dot, flat_spectrum, nth_largest, squared_norm, thin_svd
+from mergeway.linalg import RANK_CUT, dot, flat_spectrum, squared_norm, thin_svd
+from mergeway.selection import nth_largest, search_together
 
 often = settings(max_examples=150, derandomize=True, deadline=None)
 
@@ -19,7 +20,22 @@ def select(values: np.ndarray, n: int, blocks: int = 3) -> float:
     """The n-th largest by the function under test, the values cut into uneven blocks."""
     cuts = sorted({0, values.size, *(values.size * i**2 // blocks**2 for i in range(blocks))})
     pieces = [torch.from_numpy(values[a:b]) for a, b in itertools.pairwise(cuts)]
-    return nth_largest(lambda look: [look(piece) for piece in pieces], values.size, n)
+    (found,) = search_together(lambda looks: [looks(piece) for piece in pieces], [nth_largest(values.size, n)])
+    return found
+
+
+def test_searches_side_by_side_share_their_walks():
+    rng = np.random.default_rng(3)
+    vectors = [nasty(kind, 5000, rng) for kind in ("normal", "heavy tail", "few values")]
+    walks = []
+
+    def walk(looks):
+        walks.append(1)
+        return [looks(*(torch.from_numpy(v[a:b]) for v in vectors)) for a, b in [(0, 1000), (1000, 5000)]]
+
+    found = search_together(walk, [nth_largest(5000, n) for n in (1, 1000, 5000)])
+    assert found == [vectors[0].max(), np.sort(vectors[1])[-1000], 0.0]
+    assert len(walks) == 2
 
 
 def nasty(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:

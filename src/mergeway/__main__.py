@@ -2,6 +2,6 @@
 
 import sys
 
-from mergeway.cli import main
+from mergeway.cli import run
 
-sys.exit(main())
+sys.exit(run())

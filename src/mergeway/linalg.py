@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +27,6 @@ def dot(a: Tensor, b: Tensor) -> float:
 def squared_norm(a: Tensor) -> float:
     """‖a‖² accumulated in float64."""
     return dot(a, a)
-
-
-# Applies a function to every block of a large vector and returns the results in order.
-Each = Callable[[Callable[[Tensor], Any]], list[Any]]
 
 
 class RightBasis(NamedTuple):
@@ -85,65 +80,3 @@ def flat_spectrum(a: Tensor) -> Tensor:
     if not sigma.numel():
         return torch.zeros_like(a)
     return (a.to(torch.float64, copy=True) @ ((v * (sigma.mean() / sigma)) @ v.mT)).to(a.dtype)
-
-
-def nth_largest(each: Each, size: int, n: int) -> float:
-    """The n-th largest of `size` magnitudes that are never held together: exact, in two walks and little memory.
-
-    A random sample brackets the value; one walk then counts what lies above and keeps only what lies between. `each(f)`
-    applies f to every block of magnitudes and returns the results in order.
-    """
-    if n <= 0:
-        return float("inf")
-    if n >= size:
-        return 0.0
-    sample = _sample(each, size)
-    margin = 6.0
-    while True:
-        low, high = _bracket(sample, n / size, margin)
-        above, at_high, at_low, inside = _count(each, low, high)
-        # Many entries may be equal to an end of the bracket (zeros, coarse dtypes), so the ends are counted, not kept.
-        if above < n <= above + at_high:
-            return high
-        rank = n - above - at_high
-        if 0 < rank <= inside.size:
-            return float(np.partition(inside, inside.size - rank)[inside.size - rank])
-        if 0 < rank <= inside.size + at_low:
-            return low
-        margin *= 4
-
-
-def _count(each: Each, low: float, high: float) -> tuple[int, int, int, np.ndarray]:
-    """How many magnitudes lie above the bracket, on its upper and on its lower end, and those strictly inside."""
-
-    def look(block: Tensor) -> tuple[int, int, int, np.ndarray]:
-        x = block.numpy()
-        over, below = x >= high, x <= low
-        above = int(np.count_nonzero(x > high))
-        at_high = int(np.count_nonzero(over)) - above
-        at_low = int(np.count_nonzero(below) - np.count_nonzero(x < low))
-        return above, at_high, at_low, x[~(over | below)]
-
-    found = each(look)
-    above, at_high, at_low = (sum(f[i] for f in found) for i in range(3))
-    return above, at_high, at_low, np.concatenate([f[3] for f in found])
-
-
-def _sample(each: Each, size: int) -> np.ndarray:
-    """About a million magnitudes drawn at random, largest first."""
-    share = min(1.0, (1 << 20) / size)
-
-    def draw(block: Tensor) -> np.ndarray:
-        picks = max(1, round(share * block.numel()))
-        return block.numpy()[np.random.default_rng(block.numel()).integers(block.numel(), size=picks)]
-
-    return np.sort(np.concatenate(each(draw)))[::-1]
-
-
-def _bracket(sample: np.ndarray, share: float, margin: float) -> tuple[float, float]:
-    """Values that hold the quantile between them with near certainty: its rank in the sample, ± margin standard deviations."""
-    spread = margin * (sample.size * share * (1 - share)) ** 0.5 + margin
-    above, below = int(sample.size * share - spread), int(sample.size * share + spread) + 1
-    high = float(sample[above]) if above >= 0 else float("inf")
-    low = float(sample[below]) if below < sample.size else 0.0
-    return low, high

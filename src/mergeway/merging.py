@@ -128,7 +128,7 @@ def merge_into(
         check_apart(out, [prepared.checkpoint.source, *(a.checkpoint.source for a in stream)])
         way = Pass(chosen, prepared, pool, progress)
         with staged_directory(out, force) as stage:
-            model = ModelWriter(stage, prepared.checkpoint.infos, shard_size)
+            model = ModelWriter(stage, prepared.checkpoint.infos, shard_size, digests=False)
             numbers = itertools.count()
             at = _fold_stream(
                 way, stream, model, lambda infos: _DiskScratch(infos, stage / f"memory-{next(numbers)}"), objective
@@ -165,7 +165,7 @@ class _DiskScratch:
     """The rule's memory between two walks, in a file that is not kept."""
 
     def __init__(self, infos: Mapping[str, TensorInfo], path: Path) -> None:
-        self.sink = FileWriter(path, infos)
+        self.sink = FileWriter(path, infos, digests=False)
 
     def read(self) -> Checkpoint:
         self.sink.finish(sync=False)

@@ -44,9 +44,9 @@ class DictSink:
 
 
 class FileWriter:
-    """One safetensors file, its place reserved on disk at once, its tensors digested as they pass."""
+    """One safetensors file, its place reserved on disk at once, its tensors digested as they pass if they are to be checked later."""
 
-    def __init__(self, path: Path, infos: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, infos: Mapping[str, TensorInfo], digests: bool = True) -> None:
         self.path = path
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         self._offsets: dict[str, int] = {}
@@ -63,7 +63,7 @@ class FileWriter:
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
         self._infos = dict(infos)
-        self._hashes = {name: hashlib.sha256() for name in infos}
+        self._hashes = {name: hashlib.sha256() for name in infos} if digests else {}
         with writing(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             self._close = weakref.finalize(self, os.close, self._fd)
@@ -73,7 +73,8 @@ class FileWriter:
     def write(self, name: str, start: int, block: Tensor) -> None:
         info = self._infos[name]
         data = as_bytes(block.to(info.dtype).contiguous())
-        self._hashes[name].update(data)
+        if self._hashes:
+            self._hashes[name].update(data)
         with writing(self.path):
             _write_at(self._fd, data, len(self._head) + self._offsets[name] + start * info.dtype.itemsize)
 
@@ -89,14 +90,16 @@ class FileWriter:
 class ModelWriter:
     """A model's weights in a directory: one file, or shards with their index."""
 
-    def __init__(self, directory: Path, infos: Mapping[str, TensorInfo], shard_size: int = DEFAULT_SHARD) -> None:
+    def __init__(
+        self, directory: Path, infos: Mapping[str, TensorInfo], shard_size: int = DEFAULT_SHARD, digests: bool = True
+    ) -> None:
         shards = _plan(infos, shard_size)
         total = len(shards)
         self._files: dict[str, FileWriter] = {}
         weight_map = {}
         for number, names in enumerate(shards, 1):
             label = "model.safetensors" if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
-            writer = FileWriter(directory / label, {n: infos[n] for n in names})
+            writer = FileWriter(directory / label, {n: infos[n] for n in names}, digests)
             self._files.update(dict.fromkeys(names, writer))
             weight_map.update(dict.fromkeys(names, label))
         self._index: dict[str, dict[str, str]] = {}

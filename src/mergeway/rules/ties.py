@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mergeway.linalg import nth_largest
 from mergeway.params import Part
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Memory, Rule, Walk
+from mergeway.selection import nth_largest, search_together
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,11 @@ class Ties(Rule):
     def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:
         if at.step == 1:
             return {"trim_old": 0.0, "trim_new": 0.0, "majority": 1.0}
-        kept = int(self.density * size)
-        facts = {
-            "trim_old": nth_largest(lambda f: walk(lambda _, m: f(m["update"].abs())), size, kept),
-            "trim_new": nth_largest(lambda f: walk(lambda delta, _: f(delta.abs())), size, kept),
-        }
-        trimmed = at.settled(facts)
+        searches = [nth_largest(size, int(self.density * size)) for _ in ("old", "new")]
+        old, new = search_together(lambda looks: walk(lambda delta, m: looks(m["update"], delta)), searches)
+        trimmed = at.settled({"trim_old": old, "trim_new": new})
         votes = walk(lambda delta, m: int(torch.sign(torch.add(*self._trim(trimmed, delta, m))).sum(dtype=torch.int64)))
-        return {**facts, "majority": 1.0 if sum(votes) >= 0 else -1.0}
+        return {**trimmed.facts, "majority": 1.0 if sum(votes) >= 0 else -1.0}
 
     def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
         if at.step == 1:

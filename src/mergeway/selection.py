@@ -1,0 +1,100 @@
+"""The n-th largest of very many magnitudes that are never held together: exact, in two walks over them and little memory.
+
+A random sample brackets the value; one walk then counts what lies above and keeps only what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+# What a walk does with a block of values, and a search: it asks for walks and is sent their results, block by block.
+Look = Callable[[Tensor], Any]
+Search = Generator[Look, list[Any], float]
+
+SAMPLE = 1 << 20
+
+
+def nth_largest(size: int, n: int) -> Search:
+    """Search for the n-th largest of `size` magnitudes: infinity for none of them, zero for all."""
+    if n <= 0:
+        return float("inf")
+    if n >= size:
+        return 0.0
+    sample = np.sort(np.concatenate((yield _draw(min(1.0, SAMPLE / size)))))[::-1]
+    margin = 6.0
+    while True:
+        low, high = _bracket(sample, n / size, margin)
+        found = yield _count(low, high)
+        above, at_high, at_low = (sum(f[i] for f in found) for i in range(3))
+        inside = np.concatenate([f[3] for f in found])
+        # Many entries may be equal to an end of the bracket (zeros, coarse dtypes), so the ends are counted, not kept.
+        if above < n <= above + at_high:
+            return high
+        rank = n - above - at_high
+        if 0 < rank <= inside.size:
+            return float(np.partition(inside, inside.size - rank)[inside.size - rank])
+        if 0 < rank <= inside.size + at_low:
+            return low
+        margin *= 4
+
+
+def search_together(
+    walk: Callable[[Callable[..., list[Any]]], list[list[Any]]], searches: Sequence[Search]
+) -> list[float]:
+    """Run searches over several vectors side by side, so that each walk serves them all.
+
+    `walk(looks)` calls looks(block of the first vector, block of the second, …) everywhere and returns the results in order.
+    """
+    found: list[float] = [0.0] * len(searches)
+    wanted: dict[int, Look] = {}
+
+    def advance(i: int, results: list[Any] | None) -> None:
+        try:
+            wanted[i] = searches[i].send(results)  # pyright: ignore[reportArgumentType] - None starts a generator
+        except StopIteration as done:
+            wanted.pop(i, None)
+            found[i] = done.value
+
+    for i in range(len(searches)):
+        advance(i, None)
+    while wanted:
+        blocks = walk(lambda *vectors: [wanted[i](vectors[i]) for i in wanted])
+        for place, i in enumerate(list(wanted)):
+            advance(i, [block[place] for block in blocks])
+    return found
+
+
+def _draw(share: float) -> Look:
+    def look(block: Tensor) -> np.ndarray:
+        picks = max(1, round(share * block.numel()))
+        chosen = np.random.default_rng(block.numel()).integers(block.numel(), size=picks)
+        return np.abs(block.reshape(-1).numpy()[chosen])
+
+    return look
+
+
+def _count(low: float, high: float) -> Look:
+    """How many magnitudes lie above the bracket, on its upper and on its lower end, and those strictly inside."""
+
+    def look(block: Tensor) -> tuple[int, int, int, np.ndarray]:
+        x = block.reshape(-1).abs().numpy()
+        over, below = x >= high, x <= low
+        above = int(np.count_nonzero(x > high))
+        at_high = int(np.count_nonzero(over)) - above
+        at_low = int(np.count_nonzero(below) - np.count_nonzero(x < low))
+        return above, at_high, at_low, x[~(over | below)]
+
+    return look
+
+
+def _bracket(sample: np.ndarray, share: float, margin: float) -> tuple[float, float]:
+    """Values that hold the quantile between them with near certainty: its rank in the sample, ± margin standard deviations."""
+    spread = margin * (sample.size * share * (1 - share)) ** 0.5 + margin
+    above, below = int(sample.size * share - spread), int(sample.size * share + spread) + 1
+    high = float(sample[above]) if above >= 0 else float("inf")
+    low = float(sample[below]) if below < sample.size else 0.0
+    return low, high
