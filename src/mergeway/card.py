@@ -12,7 +12,14 @@ from mergeway.rules import Rule
 Row = tuple[str, str, str, float]
 
 
-def model_card(base: str, base_digest: str, arrivals: Sequence[Row], rule: Rule, command: str | None = None) -> str:
+def model_card(
+    base: str,
+    base_digest: str,
+    arrivals: Sequence[Row],
+    rule: Rule,
+    command: str | None = None,
+    library: str = "transformers",
+) -> str:
     """A Hugging Face model card that names every ingredient by digest."""
     options = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in rule.options().items()) or "none"
     rows = "\n".join(
@@ -22,7 +29,7 @@ def model_card(base: str, base_digest: str, arrivals: Sequence[Row], rule: Rule,
     made = f"\n```\n{command}\n```\n" if command else ""
     return f"""---
 base_model: {json.dumps(base)}
-library_name: transformers
+library_name: {library}
 tags: [mergeway, merge, continual-model-merging]
 ---
 # Merged model

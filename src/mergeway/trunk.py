@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.writer import DEFAULT_SHARD
@@ -267,6 +268,24 @@ class Trunk:
         return write_model(
             Path(out), self.deployed(), self._open_base(), card, dtype, shard_size, force, self._progress
         )
+
+    def export_lora(
+        self,
+        out: str | Path,
+        rank: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        force: bool = False,
+        command: str | None = None,
+    ) -> Adapter:
+        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it."""
+        check_apart(Path(out), [self.base_ref])
+        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
+        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command, library="peft")
+        with worker_pool(self._threads) as pool:
+            return write_adapter(
+                Path(out), self.deployed(), self._open_base(), rank, card, dtype, force, pool, self._progress
+            )
 
     def _open_base(self) -> Checkpoint:
         allow = self._store.settings()["base"].get("allow_pickle", False)

@@ -11,6 +11,7 @@ import typer
 from mergeway.cli.app import AllowPickle, Force, Json, NoWait, Set, ShardSize, Threads, app, command_line, read_options
 
 if TYPE_CHECKING:
+    from mergeway.checkpoint.adapter import Adapter
     from mergeway.store import Record
 
 TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")]
@@ -219,11 +220,17 @@ def export(
             "--dtype", help="float64, float32, float16 or bfloat16; by default that of the base.", show_default=False
         ),
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            "--lora", metavar="RANK", help="Write the update as a PEFT adapter of this rank.", show_default=False
+        ),
+    ] = None,
     shard_size: ShardSize = "5GB",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write the deployed model as a directory that transformers loads."""
+    """Write the deployed model as a directory that transformers loads, or its update as an adapter that peft loads."""
     from mergeway.checkpoint.writer import read_size
     from mergeway.cli.display import console, print_json, progress
     from mergeway.params import read_dtype
@@ -232,12 +239,48 @@ def export(
     wanted = read_dtype(dtype) if dtype else None
     with progress() as bar:
         opened = Trunk.open(trunk, progress=bar)
-        opened.export(out, dtype=wanted, shard_size=read_size(shard_size), force=force, command=command_line())
-    last = opened.log()[-1]
+        last = opened.log()[-1]
+        done: dict[str, Any] = {"out": str(out), "step": last.step, "result": last.result}
+        if lora is not None:
+            options = {"dtype": wanted} if wanted else {}
+            adapter = opened.export_lora(out, lora, force=force, command=command_line(), **options)
+            done |= _adapter_json(adapter)
+        else:
+            opened.export(out, dtype=wanted, shard_size=read_size(shard_size), force=force, command=command_line())
     if as_json:
-        print_json({"out": str(out), "step": last.step, "result": last.result})
+        print_json(done)
         return
-    console().print(f"step {last.step} of {trunk} exported to {out}", markup=False)
+    if lora is not None:
+        _print_adapter(done)
+    what = f" as a rank-{done['rank']} adapter" if lora is not None else ""
+    console().print(f"step {last.step} of {trunk} exported to {out}{what}", markup=False)
+
+
+def _adapter_json(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "rank": adapter.rank,
+        "kept": adapter.kept,
+        "layers": [asdict(row) for row in adapter.layers],
+        "left_out": [asdict(row) for row in adapter.left_out],
+    }
+
+
+def _print_adapter(done: dict[str, Any]) -> None:
+    """What each layer keeps of its update, and which tensors an adapter has no place for."""
+    from mergeway.cli.display import console, table
+
+    left = sum(row["energy"] for row in done["left_out"])
+    total = left + sum(row["energy"] for row in done["layers"])
+    rows = [
+        (r["name"], "×".join(map(str, r["shape"])), f"{100 * r['energy'] / total:.2f} %", f"{100 * r['kept']:.2f} %")
+        for r in done["layers"]
+    ]
+    if done["left_out"]:
+        count = len(done["left_out"])
+        rows.append((f"{count} without a place", "", f"{100 * left / total:.2f} %", "0.00 %"))
+    rows.append(("all", "", "100.00 %", f"{100 * done['kept']:.2f} %"))
+    columns = ("tensor", "shape", "energy", "kept")
+    console().print(table(columns, rows, numbers=columns[1:]))
 
 
 def _print_record(record: Record, as_json: bool) -> None:

@@ -1,0 +1,156 @@
+"""A model's distance from its base as a PEFT LoRA adapter: for every linear weight the best approximation of a rank."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint.directory import staged_directory, write_card
+from mergeway.checkpoint.lora import CONFIG
+from mergeway.checkpoint.source import Checkpoint, read_json
+from mergeway.checkpoint.writer import FileWriter, write_text
+from mergeway.errors import CheckpointError, OptionError
+from mergeway.linalg import squared_norm, thin_svd
+from mergeway.params import TensorInfo, is_embedding, is_linear, wide
+from mergeway.progress import SILENT, Progress
+
+# Models whose blocks store x·W instead of W·x (transformers' Conv1D), and the layers that do so.
+_TRANSPOSED_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}
+_CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$")
+
+
+@dataclass(frozen=True)
+class LayerEnergy:
+    """One tensor's update: its squared length, and the share of it that the adapter keeps."""
+
+    name: str
+    shape: tuple[int, ...]
+    energy: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What was written: `layers` are in the adapter, `left_out` moved too but are no linear weights."""
+
+    out: Path
+    rank: int
+    layers: list[LayerEnergy]
+    left_out: list[LayerEnergy]
+
+    @property
+    def kept(self) -> float:
+        """The share of the whole update's energy that base and adapter together reproduce."""
+        total = sum(row.energy for row in (*self.layers, *self.left_out))
+        return sum(row.energy * row.kept for row in self.layers) / total
+
+
+def write_adapter(
+    out: Path,
+    model: Checkpoint,
+    base: Checkpoint,
+    rank: int,
+    card: str,
+    dtype: torch.dtype,
+    force: bool,
+    pool: Executor,
+    progress: Progress = SILENT,
+) -> Adapter:
+    """The adapter in a directory that `peft` loads on the base; energy is ‖Δ‖², of which the rank keeps Σ_{i≤r} σ_i²."""
+    if rank < 1:
+        raise OptionError(f"--lora is {rank}; the rank must be at least 1")
+    moved = [n for n, i in base.infos.items() if i.merges and not torch.equal(model.read(n), base.read(n))]
+    transposed = _stores_transposed(base)
+    chosen = [n for n in moved if _is_target(n, base, transposed)]
+    if not chosen:
+        raise CheckpointError(
+            f"{model.source}: no linear weight differs from the base, so there is no adapter to write"
+        )
+    # A rank beyond the smaller side of every matrix would only add columns of zeros.
+    rank = min(rank, max(min(base.infos[n].shape) for n in chosen))
+    infos: dict[str, TensorInfo] = {}
+    for name in chosen:
+        rows, columns = base.infos[name].shape[::-1] if transposed else base.infos[name].shape
+        infos[_key(name, "A")] = TensorInfo((rank, columns), dtype)
+        infos[_key(name, "B")] = TensorInfo((rows, rank), dtype)
+    with staged_directory(out, force) as stage:
+        writer = FileWriter(stage / "adapter_model.safetensors", infos)
+        progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen))
+
+        def job(name: str) -> LayerEnergy:
+            update = _update(name, model, base)
+            a, b, kept = _factors(update.mT if transposed else update, rank)
+            for side, factor in (("A", a), ("B", b)):
+                rounded = factor.to(dtype)
+                if not bool(torch.isfinite(rounded).all()):
+                    raise CheckpointError(f"the adapter of '{name}' does not fit into {dtype}; use a wider --dtype")
+                writer.write(_key(name, side), 0, rounded)
+            progress.advance(base.infos[name].nbytes)
+            return LayerEnergy(name, tuple(base.infos[name].shape), squared_norm(update), kept)
+
+        layers = list(pool.map(job, chosen))
+        writer.finish()
+        write_text(stage / CONFIG, json.dumps(_config(base, rank, chosen, transposed), indent=2) + "\n")
+        write_card(stage, card)
+    rest = [n for n in moved if n not in chosen]
+    left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
+    return Adapter(out, rank, layers, left)
+
+
+def _update(name: str, model: Checkpoint, base: Checkpoint) -> Tensor:
+    dtype = wide(base.infos[name].dtype)
+    return model.read(name).to(dtype) - base.read(name).to(dtype)
+
+
+def _factors(update: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """A = √Σ Vᵀ and B = U √Σ, cut or filled with zeros to the rank, and the share of ‖update‖² they keep."""
+    u, sigma, v = thin_svd(update)
+    r = min(rank, len(sigma))
+    a, b = torch.zeros(rank, update.shape[1]), torch.zeros(update.shape[0], rank)
+    root = sigma[:r].sqrt()
+    a, b = a.to(v.dtype), b.to(u.dtype)
+    a[:r], b[:, :r] = root[:, None] * v[:, :r].mT, u[:, :r] * root
+    whole = squared_norm(update)
+    return a, b, min(float(sigma[:r].square().sum()) / whole, 1.0) if whole > 0 else 1.0
+
+
+def _is_target(name: str, base: Checkpoint, transposed: bool) -> bool:
+    """Linear weights; not an output layer that is the embedding under another name, for peft would not know."""
+    shape = base.infos[name].shape
+    if not is_linear(name, shape) or (transposed and not _CONV1D.search(name)):
+        return False
+    tables = [n for n, i in base.infos.items() if is_embedding(n) and i.shape == shape]
+    return not any(torch.equal(base.read(name), base.read(table)) for table in tables)
+
+
+def _stores_transposed(base: Checkpoint) -> bool:
+    config = base.directory / "config.json" if base.directory else None
+    if config is None or not config.exists():
+        return False
+    return read_json(config, "the base's config").get("model_type") in _TRANSPOSED_MODELS
+
+
+def _key(name: str, side: str) -> str:
+    return f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"
+
+
+def _config(base: Checkpoint, rank: int, chosen: list[str], transposed: bool) -> Mapping[str, object]:
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base.source,
+        "task_type": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "target_modules": [name.removesuffix(".weight") for name in chosen],
+    }
