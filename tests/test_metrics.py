@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mergeway as mw
 from mergeway.errors import OptionError
-from mergeway.metrics import forgetting, gap_closed
+from mergeway.metrics import forgetting, forward_transfer, gap_closed
 
 # After folds 1, 2 and 3; what stands above the diagonal is not looked at.
 MATRIX = [[90.0, np.nan, np.nan], [80.0, 70.0, 5.0], [84.0, 61.0, 50.0]]
@@ -25,6 +25,18 @@ def test_weighted_by_hand():
     weights = [1.0, 2.0, 5.0]
     assert mw.metrics.acc(MATRIX, weights) == pytest.approx((84 + 2 * 61 + 5 * 50) / 8)
     assert mw.metrics.bwt(MATRIX, weights) == pytest.approx((1 * -6 + 2 * -9) / 3)
+
+
+def test_forward_transfer_by_hand():
+    """Tasks 2 and 3 reached 40 and 30 before their turn, where the base has 35 and 33."""
+    matrix = [[90.0, 40.0, np.nan], [80.0, 70.0, 30.0], [84.0, 61.0, 50.0]]
+    base = [10.0, 35.0, 33.0]
+    assert forward_transfer(matrix, base) == ((40 - 35) + (30 - 33)) / 2
+    assert forward_transfer(matrix, base, [9.0, 1.0, 3.0]) == pytest.approx((1 * 5 + 3 * -3) / 4)
+    assert forward_transfer(matrix, base, [2.0] * 3) == forward_transfer(matrix, base)
+    assert forward_transfer([[42.0]], [1.0]) == 0
+    with pytest.raises(OptionError, match="3 accuracies"):
+        forward_transfer(matrix, [1.0, 2.0])
 
 
 def test_one_task():

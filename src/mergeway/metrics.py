@@ -9,7 +9,7 @@ import numpy as np
 
 from mergeway.errors import OptionError
 
-Matrix = Any  # a square array-like; entries above the diagonal (i > k) are not looked at
+Matrix = Any  # a square array-like; entries above the diagonal (i > k) count only in forward_transfer
 
 
 def acc(matrix: Matrix, weights: Sequence[float] | None = None) -> float:
@@ -34,6 +34,23 @@ def forgetting(matrix: Matrix, weights: Sequence[float] | None = None) -> float:
         return 0.0
     best = np.array([a[i:, i].max() for i in range(len(a) - 1)])
     return float((best - a[-1, :-1]) @ w[:-1] / w[:-1].sum())
+
+
+def forward_transfer(matrix: Matrix, base: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """FWT_w = Σ w_i (a[i−1, i] − b_i) / Σ w_i over all tasks but the first: what folding the others does for a task before
+    it is folded in itself, against the base's accuracy b_i; 0 for a single task.
+
+    The matrix holds a[i−1, i] on the diagonal above the main one (Lopez-Paz and Ranzato 2017, with the base in the place of
+    a random initialisation).
+    """
+    a, w = _checked(matrix, weights)
+    b = np.asarray(base, dtype=np.float64)
+    if b.shape != (len(a),):
+        raise OptionError(f"base: expected {len(a)} accuracies, one a task")
+    if len(a) == 1:
+        return 0.0
+    change = np.diag(a, 1) - b[1:]
+    return float(change @ w[1:] / w[1:].sum())
 
 
 def gap_closed(accuracy: float, base: float, experts: float) -> float:

@@ -93,11 +93,25 @@ def test_rows_are_the_metrics_of_the_matrices(run, suite):
         assert row["acc_std"] == pytest.approx(np.std(accs), abs=1e-3)
         assert row["bwt"] == pytest.approx(np.mean(bwts), abs=1e-3)
         assert row["bwt_std"] == pytest.approx(np.std(bwts), abs=1e-3)
+        assert row["fwt"] == pytest.approx(np.mean([_before_its_turn(suite, row["rule"], n, base) for n in (0, 1)]))
         ends = [np.mean(list(side.values())) for side in (base, experts)]
         assert row["gap"] == pytest.approx(100 * (np.mean(accs) - ends[0]) / (ends[1] - ends[0]), abs=1e-2)
         # Steps of 0.25 to 1/2 and to 1/3: two gradients each.
         assert row["gradients"] == (4 if row["rule"].startswith("ode") else 0)
         assert row["seconds"] > 0
+
+
+def _before_its_turn(suite, rule: str, number: int, base: dict[str, float]) -> float:
+    """The mean of what the model reaches on a task just before it is folded in, minus the base."""
+    order = orders([t.name for t in suite.tasks], 2)[number]
+    name, *options = rule.split(":")
+    chosen = mw.rules.make(name, dict(pair.split("=") for pair in options))
+    objective = suite.objective(list(order), size=12, seed=number)
+    gains = []
+    for k in (1, 2):
+        merged = mw.merge(suite.base, [suite.task(n).expert for n in order[:k]], chosen, None, objective)
+        gains.append(suite.accuracy(merged, order[k]) - base[order[k]])
+    return float(np.mean(gains))
 
 
 def test_json_is_the_contract(suite, call, tmp_path):
@@ -107,7 +121,8 @@ def test_json_is_the_contract(suite, call, tmp_path):
     assert told["suite"] == "tiny"
     assert 0 <= told["base"] <= told["experts"] <= 100
     wanted = {"rule", "tasks", "acc", "acc_std", "bwt", "bwt_std", "gap", "gradients", "seconds"}
-    assert [set(row) for row in told["rows"]] == [wanted] * 4
+    more = {"forgetting", "forgetting_std", "fwt", "fwt_std", "gap_std"}
+    assert [set(row) for row in told["rows"]] == [wanted | more] * 4
     assert {(row["rule"], row["tasks"]) for row in told["rows"]} == {
         (rule, n) for rule in ("average", "magmax") for n in (2, 3)
     }

@@ -82,7 +82,10 @@ def plan(
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold of a stream gave: the accuracies of all tasks seen so far, the rule's facts, and the time it took."""
+    """What one fold of a stream gave: the accuracies of all tasks seen so far, the rule's facts, and the time it took.
+
+    `ahead` is the accuracy on the task that comes next, before it is folded in; None at the end of a stream.
+    """
 
     fold: int
     task: str
@@ -90,6 +93,7 @@ class FoldResult:
     facts: dict[str, float]
     details: dict[str, Any]
     seconds: float
+    ahead: float | None = None
 
 
 def run_cell(suite: Suite, cell: Cell) -> Iterator[FoldResult]:
@@ -101,13 +105,16 @@ def run_cell(suite: Suite, cell: Cell) -> Iterator[FoldResult]:
     for k, step in enumerate(fold_steps(suite.base, arrivals, rule, list(cell.weights), objective), 1):
         seconds = time.perf_counter() - started
         accuracies = tuple(suite.accuracy(step.params, name) for name in cell.order[:k])
-        yield FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds)
+        ahead = suite.accuracy(step.params, cell.order[k]) if k < len(cell.order) else None
+        yield FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds, ahead)
         started = time.perf_counter()
 
 
-def matrix_of(folds: Sequence[FoldResult]) -> np.ndarray:
-    """The accuracy matrix a[k, i] of a stream; entries above the diagonal are NaN."""
+def matrix_of(folds: Sequence[FoldResult], ahead: bool = False) -> np.ndarray:
+    """The accuracy matrix a[k, i] of a stream; entries above the diagonal are NaN, but with `ahead` those next to it."""
     matrix = np.full((len(folds), len(folds)), np.nan)
     for fold in folds:
         matrix[fold.fold - 1, : fold.fold] = fold.accuracies
+        if ahead and fold.ahead is not None:
+            matrix[fold.fold - 1, fold.fold] = fold.ahead
     return matrix

@@ -29,7 +29,7 @@ from mergeway.bench.protocol import Cell, FoldResult, matrix_of, plan, run_cell
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import write_text
 from mergeway.errors import OptionError
-from mergeway.metrics import acc, bwt, gap_closed
+from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
 from mergeway.progress import SILENT, Progress
 from mergeway.suite import Suite, load_suite
 
@@ -57,11 +57,13 @@ class Run:
         return [self._row(label, length, group) for (label, length), group in groups.items()]
 
     def _row(self, label: str, length: int, group: list[tuple[Cell, list[FoldResult]]]) -> dict[str, Any]:
-        accs, bwts, gaps = [], [], []
+        accs, bwts, falls, fwts, gaps = [], [], [], [], []
         for cell, folds in group:
-            matrix, w = matrix_of(folds), list(cell.weights)
+            matrix, w = matrix_of(folds, ahead=True), list(cell.weights)
             accs.append(acc(matrix, w))
             bwts.append(bwt(matrix, w))
+            falls.append(forgetting(matrix, w))
+            fwts.append(forward_transfer(matrix, [self.base[t] for t in cell.order], w))
             ends = [float(np.average([side[t] for t in cell.order], weights=w)) for side in (self.base, self.experts)]
             gaps.append(gap_closed(accs[-1], *ends))
         folds = [fold for _, stream in group for fold in stream]
@@ -72,7 +74,13 @@ class Run:
             "acc_std": float(np.std(accs)),
             "bwt": float(np.mean(bwts)),
             "bwt_std": float(np.std(bwts)),
+            "forgetting": float(np.mean(falls)),
+            "forgetting_std": float(np.std(falls)),
+            # A run of an earlier version did not look ahead.
+            "fwt": None if np.isnan(fwts).any() else float(np.mean(fwts)),
+            "fwt_std": None if np.isnan(fwts).any() else float(np.std(fwts)),
             "gap": float(np.mean(gaps)),
+            "gap_std": float(np.std(gaps)),
             "gradients": sum(fold.facts.get("gradients", 0) for fold in folds) / len(group),
             "seconds": sum(fold.seconds for fold in folds) / len(group),
         }
@@ -98,9 +106,13 @@ def bench(
     out: Path | None = None,
     resume: bool = False,
     jobs: int = 1,
+    ends: dict[str, dict[str, float]] | None = None,
     progress: Progress = SILENT,
 ) -> Run:
-    """Run a benchmark; with `out`, every finished fold is on disk, and `resume` repeats none of them."""
+    """Run a benchmark; with `out`, every finished fold is on disk, and `resume` repeats none of them.
+
+    `ends` are the accuracies of base and experts where they are known already.
+    """
     suite = load_suite(suite_path, tests)
     lengths = lengths or [len(suite.tasks)]
     for length in lengths:
@@ -125,11 +137,10 @@ def bench(
     }
     store = _Store(out, description, resume) if out else None
     streams = store.read() if store else {}
-    ends = store.ends() if store else None
-    if ends is None:
-        ends = _end_accuracies(suite)
-        if store:
-            store.write_ends(ends)
+    kept = store.ends() if store else None
+    ends = kept or ends or end_accuracies(suite)
+    if store and kept is None:
+        store.write_ends(ends)
     run = Run(suite.name, description, ends["base"], ends["experts"], streams, cells)
     todo = [c for c in cells if len(streams.get(c.key, ())) < len(c.order)]
     progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells))
@@ -189,7 +200,7 @@ def _run_in_worker(cell: Cell) -> list[FoldResult]:
     return list(run_cell(_worker_suite, cell))
 
 
-def _end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
+def end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
     """What the base and each task's own expert reach."""
     from mergeway.checkpoint import open_checkpoint
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mergeway.calibration import DEFAULT_SIZE
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.engine import prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import OptionError
@@ -15,7 +16,13 @@ from mergeway.suite import Suite
 
 
 def sweep(
-    start: str, target: str, suite: Suite | None, loss: Any, points: int, options: Mapping[str, Any]
+    start: str,
+    target: str,
+    suite: Suite | None,
+    loss: Any,
+    points: int,
+    options: Mapping[str, Any],
+    samples: int = DEFAULT_SIZE,
 ) -> list[dict[str, Any]]:
     """One row for each operating time: loss, γ, alignment, distance to B, and the accuracies of the suite's two tasks.
 
@@ -33,7 +40,7 @@ def sweep(
     here = {n: first.read(n).float() for n, i in first.infos.items() if i.merges}
     there = {n: arrival.read(n).float() for n in here}
     names = _tasks_of(suite, first, arrival.checkpoint) if suite else []
-    objective = suite.objective(names) if suite else loss
+    objective = suite.objective(names, size=samples) if suite else loss
     times = [i / (points - 1) for i in range(points)]
     whole = trajectory(
         here,
