@@ -8,7 +8,7 @@ import torch
 import mergeway as mw
 from mergeway.calibration import draw
 from mergeway.errors import OptionError, TrunkError
-from mergeway.memory import CalibrationMemory
+from mergeway.memory import Bounds, CalibrationMemory
 
 SETTINGS = {"kind": "clip-vision", "logit_scale": 20.0, "image_mean": [0.5], "image_std": [0.5]}
 
@@ -19,7 +19,7 @@ def samples(task: str, count: int = 100) -> mw.Samples:
 
 
 def grown(tasks: list[str], size: int) -> CalibrationMemory:
-    memory = CalibrationMemory(SETTINGS, size=size)
+    memory = CalibrationMemory(SETTINGS, bounds=Bounds(size))
     for task in tasks:
         memory = memory.with_task(SETTINGS, samples(task))
     return memory
@@ -44,11 +44,15 @@ def test_bounded_by_its_size_and_nested():
 def test_written_and_read(tmp_path):
     memory = grown(["a", "b"], 12)
     digests = memory.write(tmp_path)
-    assert set(digests) == {p.name for p in tmp_path.iterdir()} == {"calibration.safetensors", "calibration.json"}
+    assert (
+        set(digests)
+        == {p.name for p in tmp_path.iterdir()}
+        == {"calibration.parquet", "calibration.json", "calibration-heads.safetensors"}
+    )
     again = CalibrationMemory.read(tmp_path)
     assert again is not None
     assert again.settings == SETTINGS
-    assert again.size == 12
+    assert again.bounds.size == 12
     for ours, theirs in zip(again.tasks, memory.tasks, strict=True):
         assert ours.task == theirs.task
         assert torch.equal(ours.inputs["images"], theirs.inputs["images"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,16 +12,20 @@ from torch import Tensor
 from mergeway.errors import OptionError
 
 DEFAULT_SIZE = 1024
+MASKED = -100  # the label of a token that is not judged, as torch's cross-entropy has it
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one."""
+    """Labelled examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one.
+
+    A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier.
+    """
 
     task: str
     inputs: Mapping[str, Tensor]
     labels: Tensor
-    head: Tensor | None = None
+    head: Tensor | Mapping[str, Tensor] | None = None
     shuffled: bool = False
 
     def __len__(self) -> int:
@@ -39,7 +43,11 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
     for name, rows in samples.inputs.items():
         if len(rows) != len(samples):
             raise OptionError(f"{where}: {len(rows)} rows of '{name}' for {len(samples)} labels")
-    count = len(samples.head) if samples.head is not None else classes
+    count = len(samples.head) if isinstance(samples.head, Tensor) else classes
+    if samples.labels.ndim > 1:  # tokens: each is a class, and masked ones are negative
+        if not bool((samples.labels[:, 1:] != MASKED).any()):
+            raise OptionError(f"{where}: every token is masked, so there is nothing to predict")
+        return
     low, high = int(samples.labels.min()), int(samples.labels.max())
     if low < 0 or (count is not None and high >= count):
         bad = low if low < 0 else high
@@ -48,11 +56,19 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
         )
 
 
-def shares(size: int, tasks: int) -> list[int]:
-    """n samples over k tasks: n/k each, the first ones taking what is left over."""
+def shares(size: int, tasks: int, weights: Sequence[float] | None = None) -> list[int]:
+    """n samples over k tasks: n/k each, the first ones taking what is left over; with weights by utility, at least one each."""
     if tasks and size < tasks:
         raise OptionError(f"{size} calibration samples for {tasks} tasks: each task needs at least one")
-    return [size // tasks + (i < size % tasks) for i in range(tasks)]
+    if weights is None:
+        return [size // tasks + (i < size % tasks) for i in range(tasks)]
+    exact = [size * w / sum(weights) for w in weights]
+    counts = [max(1, int(x)) for x in exact]
+    while sum(counts) > size:  # what the smallest were lifted to one by is taken from the largest
+        counts[counts.index(max(counts))] -= 1
+    for i in sorted(range(tasks), key=lambda i: counts[i] - exact[i])[: size - sum(counts)]:
+        counts[i] += 1
+    return counts
 
 
 def draw(samples: Samples, count: int, seed: int = 0) -> Samples:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration import DEFAULT_SIZE, Samples, check_samples, draw, shares
+from mergeway.calibration import DEFAULT_SIZE, MASKED, Samples, check_samples, draw, shares
 from mergeway.errors import MergewayError, OptionError
 
 # Logits of a batch: predict(params, inputs, head).
@@ -20,8 +20,9 @@ Predict = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], 
 class Objective:
     """L(θ; D_cal): the mean over tasks of the mean cross-entropy of each, weighted by utility when weights are given.
 
-    `size` samples in all, n/k from each of the k tasks; micro-batches of `batch` rows bound the memory and change nothing
-    beyond rounding.
+    `size` samples in all, n/k from each of the k tasks or, `by_utility`, as the weights say; micro-batches of `batch` rows
+    bound the memory and change nothing beyond rounding. Labels with a second axis are tokens: the loss is that of the next
+    one, over all that are not masked by -100.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Objective:
         size: int = DEFAULT_SIZE,
         seed: int = 0,
         batch: int = 128,
+        by_utility: bool = False,
     ) -> None:
         if not tasks:
             raise OptionError("an objective needs at least one task with calibration samples")
@@ -40,10 +42,11 @@ class Objective:
             raise OptionError(f"{len(weights)} weights for {len(tasks)} tasks of the objective; give one each")
         for task in tasks:
             check_samples(task, f"calibration samples of '{task.task}'")
-        self._predict, self._size, self._batch = predict, size, batch
+        self._predict, self._size, self._batch, self._by_utility = predict, size, batch, by_utility
         # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
         self._pool = [draw(t, size, seed) for t in tasks]
-        self.tasks = [t.rows(slice(n)) for t, n in zip(self._pool, shares(size, len(tasks)), strict=True)]
+        counts = shares(size, len(tasks), weights if by_utility else None)
+        self.tasks = [t.rows(slice(n)) for t, n in zip(self._pool, counts, strict=True)]
         total = sum(weights) if weights else len(tasks)
         self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
 
@@ -53,24 +56,33 @@ class Objective:
             raise OptionError(
                 f"the objective has samples of {len(self._pool)} tasks, but {count} arrivals were folded; it needs those of every task"
             )
-        return Objective(self._predict, self._pool[:count], weights, size=self._size, batch=self._batch)
+        return self._with(self._pool[:count], weights)
+
+    def newest(self) -> tuple[Predict, Samples]:
+        """The model and the samples of the task that came last, as many as if it were the only one."""
+        return self._predict, self._pool[-1]
 
     def halves(self) -> tuple[Objective, Objective]:
         """The same objective on every other sample, twice: one half to fit on, the other to judge by."""
         made = []
         for offset in (0, 1):
-            half = Objective(self._predict, self._pool, size=self._size, batch=self._batch)
+            half = self._with(self._pool, None)
             half.tasks = [t.rows(slice(offset, None, 2)) if len(t) > 1 else t for t in self.tasks]
             half.shares = self.shares
             made.append(half)
         return made[0], made[1]
+
+    def _with(self, pool: Sequence[Samples], weights: Sequence[float] | None) -> Objective:
+        """The same kind of objective over other tasks."""
+        by_utility = self._by_utility and weights is not None
+        return Objective(self._predict, pool, weights, size=self._size, batch=self._batch, by_utility=by_utility)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([s * self.task_loss(params, t) for s, t in zip(self.shares, self.tasks, strict=True)]).sum()
 
     def task_loss(self, params: Mapping[str, Tensor], task: Samples) -> Tensor:
         """The mean loss of one task."""
-        return torch.stack([self._loss(params, rows) * (len(rows) / len(task)) for rows in self._batches(task)]).sum()
+        return torch.stack([self._loss(params, rows) * share for rows, share in self._batches(task)]).sum()
 
     def task_losses(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The loss of every task, without gradients."""
@@ -84,19 +96,32 @@ class Objective:
     def accumulate_task(self, params: Mapping[str, Tensor], task: Samples, scale: float = 1.0) -> float:
         """One task's loss, `scale` times its gradient added to `.grad` of the parameters."""
         total = 0.0
-        for rows in self._batches(task):
-            loss = self._loss(params, rows) * (len(rows) / len(task))
+        for rows, share in self._batches(task):
+            loss = self._loss(params, rows) * share
             if loss.requires_grad:  # not when nothing that moves takes part, such as an unused pooler
                 (scale * loss).backward()
             total += float(loss.detach())
         return total
 
     def _loss(self, params: Mapping[str, Tensor], rows: Samples) -> Tensor:
-        return functional.cross_entropy(self._predict(params, rows.inputs, rows.head), rows.labels)
+        logits = self._predict(params, rows.inputs, rows.head)
+        if rows.labels.ndim == 1:
+            return functional.cross_entropy(logits, rows.labels)
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows.labels[:, 1:].flatten())
 
-    def _batches(self, task: Samples) -> Iterator[Samples]:
+    def _batches(self, task: Samples) -> Iterator[tuple[Samples, float]]:
+        """Micro-batches, each with its share of the task's targets."""
+        total = targets(task)
         for start in range(0, len(task), self._batch):
-            yield task.rows(slice(start, start + self._batch))
+            rows = task.rows(slice(start, start + self._batch))
+            count = targets(rows)
+            if count:
+                yield rows, count / total
+
+
+def targets(samples: Samples) -> int:
+    """How many predictions are judged: one a sample, or one for every next token that is not masked."""
+    return len(samples) if samples.labels.ndim == 1 else int((samples.labels[:, 1:] != MASKED).sum())
 
 
 def gradient_of(loss: Any, params: Mapping[str, Tensor], names: Iterable[str]) -> tuple[float, dict[str, Tensor]]:
