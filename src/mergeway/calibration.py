@@ -35,6 +35,11 @@ class Samples:
         """Some of the examples."""
         return replace(self, inputs={k: v[index] for k, v in self.inputs.items()}, labels=self.labels[index])
 
+    def loaded(self) -> Samples:
+        """The same examples with all inputs in memory; those of a large dataset are read only when looked at."""
+        kept = {k: v if isinstance(v, Tensor) else v.load() for k, v in self.inputs.items()}
+        return replace(self, inputs=kept)
+
 
 def check_samples(samples: Samples, where: str, classes: int | None = None) -> None:
     """Refuse data that no loss can be computed on."""

@@ -65,7 +65,7 @@ class CalibrationMemory:
             raise OptionError(
                 f"the samples of '{samples.task}' are for {dict(settings)}, those in the trunk for {dict(self.settings)}; one trunk has one kind of model"
             )
-        grown = [*self.tasks, draw(samples, self.bounds.size, self.bounds.seed)]
+        grown = [*self.tasks, draw(samples, self.bounds.size, self.bounds.seed).loaded()]
         kept = [t.rows(slice(n)) for t, n in zip(grown, self.bounds.counts(len(grown), weights), strict=True)]
         return replace(self, settings=dict(settings), tasks=kept)
 

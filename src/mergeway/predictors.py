@@ -31,7 +31,9 @@ class ClipVision:
 
     def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Normalised image features."""
-        pixels = (inputs["images"].permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
+        images: Any = inputs["images"]
+        images = images if isinstance(images, Tensor) else images.load()
+        pixels = (images.permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
         out = _run(self.model, params, {"pixel_values": pixels})
         return functional.normalize(out.image_embeds, dim=-1)
 

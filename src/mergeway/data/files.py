@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from mergeway.calibration import Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
+from mergeway.data.pictures import decode
 from mergeway.errors import OptionError
 from mergeway.predictors import ClipVision, TextEncoder
 
@@ -138,7 +138,7 @@ def _read_parquet(path: Path, task: str, head: Tensor, predictor: ClipVision | T
             raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers")
     if isinstance(predictor, TextEncoder):
         return _texts(str(path), [str(v) for v in values], labels, task, head, predictor)
-    pictures = [_decode(str(path), v.get("bytes") if isinstance(v, dict) else v, predictor.image_size) for v in values]
+    pictures = [decode(str(path), v.get("bytes") if isinstance(v, dict) else v, predictor.image_size) for v in values]
     return _images(str(path), _stacked(pictures, predictor), np.asarray(labels), task, head, predictor)
 
 
@@ -157,22 +157,8 @@ def _read_folder(path: Path, task: str, head: Tensor, predictor: ClipVision) -> 
         )
     if len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")
-    pictures = [_decode(str(file), file.read_bytes(), predictor.image_size) for file, _ in found]
+    pictures = [decode(str(file), file.read_bytes(), predictor.image_size) for file, _ in found]
     return _images(str(path), _stacked(pictures, predictor), np.asarray([y for _, y in found]), task, head, predictor)
-
-
-def _decode(where: str, data: Any, size: int) -> np.ndarray:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise OptionError(f"{where}: reading images needs Pillow; pip install 'mergeway[data]'") from None
-    try:
-        picture = Image.open(io.BytesIO(data)).convert("RGB")
-    except (UnidentifiedImageError, OSError, TypeError):
-        raise OptionError(f"{where}: holds something that is not an image") from None
-    if picture.size != (size, size):
-        picture = picture.resize((size, size), Image.Resampling.BICUBIC)
-    return np.asarray(picture)
 
 
 def _stacked(pictures: list[np.ndarray], predictor: ClipVision) -> np.ndarray:

@@ -1,0 +1,29 @@
+"""Encoded pictures as a CLIP model wants them: the shorter side resized, the middle cut out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from mergeway.errors import OptionError
+
+
+def decode(where: str, data: Any, size: int) -> np.ndarray:
+    """One picture as uint8 [size, size, 3], exactly as CLIP's own processor resizes and crops it."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise OptionError(f"{where}: reading images needs Pillow; pip install 'mergeway[data]'") from None
+    try:
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+    except (UnidentifiedImageError, OSError, TypeError):
+        raise OptionError(f"{where}: holds something that is not an image") from None
+    if picture.size == (size, size):
+        return np.asarray(picture)
+    short = min(picture.size)
+    width, height = (size * side // short for side in picture.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    resized = picture.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
