@@ -21,8 +21,8 @@ class Steer(Rule):
     """Ψ_k = ψ_0 + σ̄·U diag(c) Vᵀ for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k, ψ_0 + c·S/k for other tensors; Ψ_1 = ψ_1.
 
     All gains c start at `shrink`·c*, c* = argmin L over one common gain: experts have seen data like the calibration samples,
-    so the loss asks for more than generalises. `steps` of Adam on the gains, each a `rate` of the common gain long, follow;
-    with fewer than 1024 samples n they are (n/1024)^¼ as long.
+    so the loss asks for more than generalises. `steps` of Adam on the gains, each `rate` long, follow; with fewer than 1024
+    samples n they are (n/1024)^¼ as long.
     """
 
     name = "steer"
@@ -33,7 +33,7 @@ class Steer(Rule):
     whole = True
     matrices = True
 
-    steps: int = 12
+    steps: int = 15
     rate: float = 0.1
     shrink: float = 0.78
     linear: str | None = None
@@ -50,7 +50,7 @@ class Steer(Rule):
             return Whole({"sum": total}, arrival)
         parts = {n: self._directions(n, s / at.mean_weight, at.step) for n, s in total.items() if bool(s.any())}
         best, looks = line_search(lambda c: float(objective(_assemble(base, parts, _common(parts, c)))))
-        gains, losses = self._fit(base, parts, _common(parts, self.shrink * best), self.shrink * best, objective)
+        gains, losses = self._fit(base, parts, _common(parts, self.shrink * best), objective)
         facts = {"gradients": self.steps, "forwards": looks, "best": best, "scale": self.shrink * best}
         return Whole({"sum": total}, _assemble(base, parts, gains), facts, {"losses": losses})
 
@@ -61,12 +61,10 @@ class Steer(Rule):
         u, sigma, v = thin_svd(s.reshape(len(s), -1))
         return (u * sigma.mean()).to(s.dtype), v.mT.to(s.dtype)
 
-    def _fit(
-        self, base: Params, parts: dict, gains: Params, scale: float, objective: Any
-    ) -> tuple[Params, list[float]]:
+    def _fit(self, base: Params, parts: dict, gains: Params, objective: Any) -> tuple[Params, list[float]]:
         samples = sum(len(t) for t in getattr(objective, "tasks", ())) or 1024
         free = {n: g.requires_grad_() for n, g in gains.items()}
-        adam = torch.optim.Adam(free.values(), lr=self.rate * scale * min(1.0, samples / 1024) ** 0.25, eps=1e-12)
+        adam = torch.optim.Adam(free.values(), lr=self.rate * min(1.0, samples / 1024) ** 0.25, eps=1e-12)
         losses = []
         for _ in range(self.steps):
             value, grads = gradient_of(objective, _assemble(base, parts, free), parts)
@@ -106,7 +104,8 @@ def line_search(loss: Callable[[float], float], ratio: float = 1.6, most: int = 
         return seen[j]
 
     j, step = 0, 1 if at(1) < at(0) else -1
-    while len(seen) < most and at(j + step) < at(j):
+    # From where the loss is not finite there is no downhill but toward the base.
+    while len(seen) < most and (at(j + step) < at(j) or math.isinf(at(j))):
         j += step
     left, here, right = (seen.get(j + i, math.inf) for i in (-1, 0, 1))
     bend = left - 2 * here + right
