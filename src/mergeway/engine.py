@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import fsum
@@ -55,6 +55,8 @@ class Arrival:
     weight: float
     task: str
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    # What it brings besides its weights (moments, Gram matrices), worked out or opened when its fold begins.
+    bring: Callable[[], Mapping[str, Tensor]] | None = None
 
     def read(self, name: str) -> Tensor:
         return self.checkpoint.read(self.elsewhere.get(name, name))
@@ -108,7 +110,9 @@ def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress) -> Insp
 def memory_infos(rule: Rule, base: Base) -> dict[str, TensorInfo]:
     """The tensors of a rule's memory: one for each slot and merged parameter, at least float32."""
     return {
-        slot_name(slot, name): TensorInfo(info.shape, wide(info.dtype))
+        slot_name(slot, name): TensorInfo(
+            rule.slot_shape(slot, base.tied.get(name, name), info.shape), wide(info.dtype)
+        )
         for slot in rule.slots
         for name, info in base.merged_infos.items()
     }
@@ -144,14 +148,15 @@ class Pass:
             at = at.settled(self._survey(arrivals[0], at, memory))
             folds = [at]
         deploy_to = None if self.rule.settles else model
+        brought = [arrival.bring() if arrival.bring else {} for arrival in arrivals]
 
         def job(name: str) -> list[dict[str, float]]:
             readers = [arrival.read(name) for arrival in arrivals]
             tallies: list[dict[str, float]] = [{} for _ in arrivals]
             for part, origin, before in self._parts(name, memory):
-                for fold, reader, tally in zip(folds, readers, tallies, strict=True):
+                for fold, reader, more, tally in zip(folds, readers, brought, tallies, strict=True):
                     delta = _cut(reader, part).to(origin.dtype) - origin
-                    after = self.rule.fold(fold, part, delta, before)
+                    after = self._fold(fold, part, delta, before, more.get(name))
                     if self.rule.settles:
                         _add(tally, self.rule.tally(fold, delta, before, after))
                     before = after
@@ -225,6 +230,13 @@ class Pass:
             if not info.merges:
                 model.write(name, 0, self.base.checkpoint.read(name))
 
+    def _fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:
+        if self.rule.brings is None:
+            return self.rule.fold(at, part, delta, memory)
+        if brought is not None:
+            brought = (_cut(brought, part) if self.rule.brings == "moments" else brought).to(delta.dtype)
+        return self.rule.fold_with(at, part, delta, memory, brought)
+
     def _survey(self, arrival: Arrival, at: Fold, memory: Checkpoint | None) -> dict[str, float]:
         def walk(look: Any) -> list[Any]:
             def job(name: str) -> list[Any]:
@@ -249,9 +261,17 @@ class Pass:
         known_as = self.base.tied.get(name, name)
         tensor = self.base.checkpoint.read(name)
         held = {slot: memory.read(slot_name(slot, name)) for slot in self.rule.slots} if memory else {}
+        shapes = {slot: self.rule.slot_shape(slot, known_as, info.shape) for slot in self.rule.slots}
         for part in parts(known_as, info.shape, self.rule.sees_matrix(known_as, info.shape)):
             origin = _cut(tensor, part).to(wide(info.dtype))
-            yield part, origin, {s: _cut(held[s], part) if held else torch.zeros_like(origin) for s in self.rule.slots}
+            before = {}
+            for slot, shape in shapes.items():
+                like = shape == info.shape
+                if held:
+                    before[slot] = _cut(held[slot], part) if like else held[slot]
+                else:
+                    before[slot] = torch.zeros_like(origin) if like else torch.zeros(shape, dtype=origin.dtype)
+            yield part, origin, before
 
     def _keep(self, keep: Sink | None, name: str, part: Part, memory: Memory) -> None:
         if keep is not None:

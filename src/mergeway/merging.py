@@ -6,11 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from mergeway.bringing import equip
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
@@ -41,6 +43,7 @@ def merge(
     weights: Sequence[float] | None = None,
     objective: Any = None,
     *,
+    moments: Sequence[Any] | None = None,
     threads: int | None = None,
     allow_pickle: bool = False,
     **options: Any,
@@ -48,11 +51,13 @@ def merge(
     """Fold arrivals (refs, modules or dictionaries) into a base and return the deployed tensors.
 
     `objective`, for the rules that need one, maps named tensors to a scalar tensor; an `Objective` with the tasks in the
-    order of the arrivals is narrowed to those seen so far at each fold.
+    order of the arrivals is narrowed to those seen so far at each fold. `moments`, one for each arrival (a file, a dictionary
+    of tensors or None), are for the rules that need them; those beside an arrival are found without it.
     """
     chosen = make(rule, options)
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, None, allow_pickle, pool, SILENT)
+        stream = _equipped(chosen, prepared, stream, moments, objective)
         model = DictSink(prepared.checkpoint.infos)
         _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch, objective)
     return model.tensors
@@ -74,12 +79,14 @@ def fold_steps(
     weights: Sequence[float] | None = None,
     objective: Any = None,
     *,
+    moments: Sequence[Any] | None = None,
     threads: int | None = 1,
 ) -> Iterator[FoldedModel]:
     """The deployed model after every fold, one at a time; the last is what `merge` returns."""
     chosen = make(rule)
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, None, False, pool, SILENT)
+        stream = _equipped(chosen, prepared, stream, moments, objective)
         way = Pass(chosen, prepared, pool)
         if chosen.whole:
             check_objective(chosen, objective)
@@ -111,6 +118,7 @@ def merge_into(
     weights: Sequence[float] | None = None,
     objective: Any = None,
     *,
+    moments: Sequence[Any] | None = None,
     tasks: Sequence[str] | None = None,
     shard_size: int = DEFAULT_SHARD,
     threads: int | None = None,
@@ -126,6 +134,7 @@ def merge_into(
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, tasks, allow_pickle, pool, progress)
         check_apart(out, [prepared.checkpoint.source, *(a.checkpoint.source for a in stream)])
+        stream = _equipped(chosen, prepared, stream, moments, objective)
         way = Pass(chosen, prepared, pool, progress)
         with staged_directory(out, force) as stage:
             model = ModelWriter(stage, prepared.checkpoint.infos, shard_size, digests=False)
@@ -193,7 +202,7 @@ def _fold_stream(
 
 
 def _fold_parts(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[..., Any]) -> Fold:
-    groups = [[arrival] for arrival in stream] if way.rule.surveys else [stream]
+    groups = [[arrival] for arrival in stream] if way.rule.surveys or way.rule.brings else [stream]
     at, memory, held = Fold(), None, None
     for group in groups:
         last = group is groups[-1]
@@ -226,6 +235,33 @@ def _fold_whole(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable
         way.keep_whole(whole.memory, held.sink)
         memory = held.read()
     return at
+
+
+def _equipped(
+    rule: Rule, base: Base, stream: list[Arrival], moments: Sequence[Any] | None, objective: Any
+) -> list[Arrival]:
+    """The stream with what its rule wants besides weights."""
+    if moments is not None and len(moments) != len(stream):
+        raise OptionError(f"moments: {len(moments)} given for {len(stream)} arrivals; give one each, or None")
+    if rule.brings is None and moments is None:
+        return stream
+    if rule.brings == "grams":
+        check_objective(rule, objective)
+    narrow = getattr(objective, "seen", None)
+    return [
+        equip(
+            rule,
+            base,
+            arrival,
+            moments[k - 1] if moments else None,
+            partial(_newest, narrow, k) if narrow else None,
+        )
+        for k, arrival in enumerate(stream, 1)
+    ]
+
+
+def _newest(narrow: Callable[[int], Any], count: int) -> Any:
+    return narrow(count).newest()
 
 
 def check_objective(rule: Rule, objective: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mergeway.bringing import equip
+from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.adapter import Adapter, write_adapter
@@ -19,6 +22,7 @@ from mergeway.engine import Arrival, Base, Pass, prepare_arrival, prepare_base, 
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import check_weight
+from mergeway.predictors import make_predictor
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store
@@ -110,6 +114,7 @@ class Trunk:
         *,
         data: str | None = None,
         head: str | Path | None = None,
+        moments: Any = None,
         objective: Any = None,
         again: bool = False,
         wait: bool = True,
@@ -118,7 +123,8 @@ class Trunk:
         """Fold in one arrival and return its journal record.
 
         A rule that needs calibration takes `data` and `head` (whose samples join the trunk's memory) or an `objective` of
-        the caller's own, which sees all tasks so far.
+        the caller's own, which sees all tasks so far. A rule that needs moments takes a file of them, finds the one beside the
+        arrival, or works out an empirical Fisher from `data` and `head`.
         """
         check_weight(weight)
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
@@ -131,11 +137,14 @@ class Trunk:
             commit = self._change(base, pool, journal)
             record = _record(journal, "add", arrival)
             if self.rule.whole:
+                equip(self.rule, base, arrival, moments)
                 samples = self._samples(journal.last, arrival, base, data, head, objective)
                 weights = [f.weight for f in journal.folded()] + [arrival.weight]
                 return commit.whole(arrival, record, weights, samples, objective)
-            if data is not None or objective is not None:
+            if objective is not None or (data is not None and self.rule.brings is None):
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
+            source = partial(_read_data, data, head, name, base) if data is not None else None
+            arrival = equip(self.rule, base, arrival, moments, source)
             at, memory = commit.standing()
             return commit.parts(
                 lambda keep, model: commit.way.fold([arrival], at, memory, keep, model),
@@ -304,6 +313,15 @@ class Trunk:
                 f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
             )
         return base
+
+
+def _read_data(data: str, head: str | Path | None, task: str, base: Base) -> tuple[Any, Samples]:
+    """The model as a function of parameters, and the labelled samples of one task."""
+    directory = base.checkpoint.directory
+    if directory is None:
+        raise OptionError(f"data can be used with a base that is a model directory, not {base.checkpoint.source}")
+    settings, samples = arrival_data(data, Path(head) if head else None, task, directory)
+    return make_predictor(directory, settings), draw(samples, DEFAULT_SIZE)
 
 
 def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:

@@ -69,6 +69,14 @@ def add(
             show_default=False,
         ),
     ] = None,
+    moments: Annotated[
+        Path | None,
+        typer.Option(
+            "--moments",
+            help="The optimiser's second moments for rules that need them; by default moments.safetensors beside the arrival.",
+            show_default=False,
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Fold in the same weights once more.")] = False,
     no_wait: NoWait = False,
     threads: Threads = None,
@@ -82,7 +90,15 @@ def add(
     with progress() as bar:
         opened = Trunk.open(trunk, threads=threads, progress=bar)
         record = opened.add(
-            arrival, task, weight, data=data, head=head, again=again, wait=not no_wait, allow_pickle=allow_pickle
+            arrival,
+            task,
+            weight,
+            data=data,
+            head=head,
+            moments=moments,
+            again=again,
+            wait=not no_wait,
+            allow_pickle=allow_pickle,
         )
     _print_record(record, as_json)
 

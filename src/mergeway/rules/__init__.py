@@ -9,11 +9,13 @@ from mergeway.errors import OptionError, suggest
 from mergeway.params import compiled
 from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop
+from mergeway.rules.fisher import Fisher as Fisher
 from mergeway.rules.iso import Iso as Iso
 from mergeway.rules.magmax import Magmax as Magmax
 from mergeway.rules.ode import Ode as Ode
 from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
+from mergeway.rules.regmean import Regmean as Regmean
 from mergeway.rules.rule import Fold as Fold
 from mergeway.rules.rule import Rule as Rule
 from mergeway.rules.steer import Steer as Steer
@@ -21,7 +23,8 @@ from mergeway.rules.task_arithmetic import TaskArithmetic as TaskArithmetic
 from mergeway.rules.ties import Ties as Ties
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop, Ode, Steer)
+    rule.name: rule
+    for rule in (Average, TaskArithmetic, Ties, Opcm, Magmax, Randmix, Iso, Dop, Fisher, Regmean, Ode, Steer)
 }
 
 

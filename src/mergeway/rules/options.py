@@ -14,7 +14,15 @@ def read_option(what: str, value: Any, kind: Any) -> Any:
     """A value, or its text from a command line, as the type that the option is declared with."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
-        return None if value is None else read_option(what, value, kinds[0])
+        if value is None and len(kinds) < len(typing.get_args(kind)):
+            return None
+        words = [word for k in kinds if typing.get_origin(k) is Literal for word in typing.get_args(k)]
+        if value in words:
+            return value
+        try:
+            return read_option(what, value, kinds[0])
+        except OptionError as problem:
+            raise OptionError(f"{problem}{''.join(f' or {word}' for word in words)}") from None
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if value not in choices:

@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from mergeway.errors import OptionError, suggest
 from mergeway.params import Part, is_linear
 from mergeway.rules.options import read_option
 
-# One tensor for each of the rule's slots, shaped like the part it belongs to.
+# One tensor for each of the rule's slots, shaped like the part it belongs to unless the rule says otherwise.
 Memory = dict[str, Tensor]
 
 # Applies f(delta, memory) to every block of the model and returns the results in order.
@@ -78,7 +78,8 @@ class Rule:
     A part is either a whole matrix (when `matrices` is set and the parameter is a linear weight) or a block of a flattened
     parameter, so a rule must treat anything but matrices element by element. `fold` may use only what `survey` found out
     about this fold; what `settle` works out from the whole model is for `update`. A rule that cannot work part by part sets
-    `whole` and implements `merge` (and `polish`) instead of `fold` and `update`.
+    `whole` and implements `merge` (and `polish`) instead of `fold` and `update`. A rule whose arrivals bring something besides
+    their weights says what in `brings` and implements `fold_with` instead of `fold`.
     """
 
     name: ClassVar[str]
@@ -91,6 +92,7 @@ class Rule:
     settles: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    brings: ClassVar[Literal["moments", "grams"] | None] = None
 
     def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:
         """Facts about the whole model that this fold needs before it starts (only when `surveys`)."""
@@ -98,6 +100,10 @@ class Rule:
 
     def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
         """The memory after the k-th arrival, whose update is δ_k = ψ_k − ψ_0."""
+        raise NotImplementedError
+
+    def fold_with(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:
+        """As `fold`, with what the arrival brings for this part, if anything (only when `brings`)."""
         raise NotImplementedError
 
     def tally(self, at: Fold, delta: Tensor, before: Memory, after: Memory) -> dict[str, float]:
@@ -127,6 +133,10 @@ class Rule:
     def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether the parameter is handed over whole, as a matrix."""
         return self.matrices and is_linear(name, shape, getattr(self, "linear", None))
+
+    def slot_shape(self, slot: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a slot of the memory for a parameter: its own, unless the rule keeps something else."""
+        return shape
 
     def options(self) -> dict[str, Any]:
         """The options by name, as they are written into a journal."""
