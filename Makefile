@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS = 1
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help setup demo test test-all lint format docs bench clean
+.PHONY: help setup demo test test-all lint format docs bench paper-tables clean
 
 help:
 	@echo "make demo      set up and run the main job"
@@ -14,13 +14,14 @@ help:
 	@echo "make lint      ruff, pyright, import-linter"
 	@echo "make docs      build the site into site/"
 	@echo "make bench     measure against peers (installs them into environments of their own)"
+	@echo "make paper-tables  every table and figure of the papers for the suite digits, into paper/"
 
 setup: .venv/ready
 
 .venv/ready: Makefile pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,suites,test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,figures,suites,test,lint,docs]'
 	touch $@
 
 demo: setup
@@ -47,6 +48,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
+
+# Resumes where it was stopped; PAPER holds more options, such as PAPER='--orders 3 --samples 128'.
+paper-tables: setup
+	$(BIN)/mergeway bench digits --table all --figure all --out paper $(PAPER)
 
 clean:
 	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -95,7 +95,7 @@ class Run:
 
 
 def bench(
-    suite_path: Path,
+    suite: Path | Suite,
     rules: Sequence[str],
     *,
     lengths: Sequence[int] | None = None,
@@ -113,7 +113,7 @@ def bench(
 
     `ends` are the accuracies of base and experts where they are known already.
     """
-    suite = load_suite(suite_path, tests)
+    suite = suite if isinstance(suite, Suite) else load_suite(suite, tests)
     lengths = lengths or [len(suite.tasks)]
     for length in lengths:
         if not 1 <= length <= len(suite.tasks):
@@ -132,7 +132,7 @@ def bench(
         "orders": orders,
         "utilities": utilities,
         "samples": samples,
-        **({"tests": tests} if tests else {}),
+        **({"tests": suite.tests} if suite.tests else {}),
         "version": __version__,
     }
     store = _Store(out, description, resume) if out else None
@@ -145,7 +145,7 @@ def bench(
     todo = [c for c in cells if len(streams.get(c.key, ())) < len(c.order)]
     progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells))
     progress.advance(sum(len(streams.get(c.key, ())) for c in cells))
-    for cell, folds in _work(suite, suite_path, todo, jobs, progress, store):
+    for cell, folds in _work(suite, todo, jobs, progress, store):
         run.streams[cell.key] = folds
     if store:
         store.write_folds(run.finished())
@@ -154,7 +154,7 @@ def bench(
 
 
 def _work(
-    suite: Suite, path: Path, todo: Sequence[Cell], jobs: int, progress: Progress, store: _Store | None
+    suite: Suite, todo: Sequence[Cell], jobs: int, progress: Progress, store: _Store | None
 ) -> Iterable[tuple[Cell, list[FoldResult]]]:
     def keep(cell: Cell) -> Callable[[FoldResult], None]:
         def one(fold: FoldResult) -> None:
@@ -174,7 +174,7 @@ def _work(
         return
     # A forked copy of a process that has used torch's threads may hang in its first operation.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(path, suite.tests)) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(suite.path, suite.tests)) as pool:
         futures = {pool.submit(_run_in_worker, cell): cell for cell in todo}
         for future in as_completed(futures):
             cell, folds = futures[future], future.result()

@@ -36,15 +36,46 @@ def bench(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")] = 1,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="N[,N..]",
+            help="Make tables of the papers instead: 1 to 7 of ODE-M, opcm-2, opcm-3, metrics, or 'all'.",
+            show_default=False,
+        ),
+    ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            "--figure",
+            metavar="N[,N..]",
+            help="Make figures of the papers: ode-m-5, opcm-5, .. or 'all'; a bare number is ODE-M's where it has one.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
     from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
+    from mergeway.errors import OptionError
     from mergeway.rules import RULES
 
     chosen = list(RULES) if rules == "all" else [r.strip() for r in rules.split(",") if r.strip()]
+    if table or figure:
+        from mergeway.cli.paper import make_paper
+
+        if utilities != "uniform":
+            raise OptionError(
+                "--utilities: a table has its own; Table 2 and Figure 8 of ODE-M are those with random ones"
+            )
+        featured = None if rules == "all" else chosen
+        make_paper(
+            find_suite(suite), table, figure, chosen, featured, read_lengths(tasks), orders, samples, out, jobs, as_json
+        )
+        return
     with progress() as bar:
         run = run_bench(
             find_suite(suite).path,

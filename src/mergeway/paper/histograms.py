@@ -1,0 +1,54 @@
+"""ODE-M Figures 5 and 6: how γ and the alignment are spread along the trajectories of all streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mergeway.bench import Run
+from mergeway.paper import style
+from mergeway.paper.study import Study
+
+BINS = 25
+
+
+def along_the_way(run: Run, what: str) -> tuple[list[float], list[float]]:
+    """Time and value at every step of every trajectory; the last entry of each repeats the step before and is left out."""
+    times: list[float] = []
+    values: list[float] = []
+    for _, folds in run.finished():
+        for fold in folds:
+            path = fold.details.get("trajectory", {})
+            times += path.get("times", [])[:-1]
+            values += path.get(what, [])[:-1]
+    return times, values
+
+
+def gamma(study: Study) -> Any:
+    """γ against t."""
+    return _histogram(study, "gammas", r"damping $\gamma$")
+
+
+def alignment(study: Study) -> Any:
+    """The share of u that lies along the gradient, against t."""
+    return _histogram(study, "alignments", r"alignment $\Vert P_g u\Vert/\Vert u\Vert$")
+
+
+def _histogram(study: Study, what: str, label: str) -> Any:
+    from matplotlib.colors import LogNorm
+
+    times, values = along_the_way(study.run([study.ode]), what)
+    figure = style.new_figure(5.4, 3.5)
+    axes = figure.add_subplot()
+    axes.grid(visible=False)
+    # Operating times end at 1/2 with uniform utilities; the axis ends where the steps do.
+    end = max(0.05, float(np.ceil(20 * max(times, default=0.0) + 1e-9)) / 20)
+    counts, *_, image = axes.hist2d(
+        times, values, bins=(round(end / 0.05), BINS), range=((0, end), (0, 1)), norm=LogNorm(), cmap=style.SEQUENTIAL
+    )
+    figure.colorbar(image, ax=axes, label=f"steps, of {int(counts.sum())}", format="{x:g}")
+    axes.set_xlabel("integration time t")
+    axes.set_ylabel(label)
+    figure.tight_layout()
+    return figure
