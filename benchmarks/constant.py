@@ -22,13 +22,11 @@ from measure import (
     anonymous_memory,
     data_directory,
     finish,
-    llama_config,
-    llama_shapes,
     options,
     report,
     start,
-    write_stream,
 )
+from streams import llama_config, llama_shapes, write_stream
 
 SIZE = (512, 1376, 6, 16000)
 RULE = "average"

@@ -11,29 +11,24 @@ ratios are skipped.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from environments import mergekit_yaml
 from measure import (
     HERE,
-    MERGEWAY,
     Command,
     Outcome,
     Ratio,
     Skipped,
     anonymous_memory,
     data_directory,
-    llama_config,
-    llama_shapes,
     options,
     report,
     seconds,
-    write_stream,
 )
+from programs import mergekit, mergeway
+from streams import llama_config, llama_shapes, write_stream
 
 SIZE = (768, 2048, 12, 32000)
 BARE = "bare torch"
@@ -49,19 +44,13 @@ def measure(chosen: argparse.Namespace) -> list[Outcome]:
     with data_directory(chosen.data) as data:
         base, arrivals = write_stream(data / "llama-438mb", llama_shapes(*SIZE), 3, llama_config(*SIZE))
         commands: dict[str, Command] = {BARE: _bare(arrivals)}
-        ours = {
-            "average": [],
-            "task-arithmetic": ["--set", "scaling=0.3"],
-            "ties": ["--set", "density=0.2", "--set", "scaling=0.3"],
-        }
-        for rule, settings in ours.items():
-            commands[rule] = _mergeway(base, arrivals, rule, settings, chosen.threads)
-        mergekit = chosen.mergekit or _make_mergekit()
-        if mergekit:
-            configs = data / "mergekit"
-            configs.mkdir(exist_ok=True)
-            for rule in ours:
-                commands[f"mergekit {rule}"] = _mergekit(mergekit, configs, base, arrivals, rule)
+        rules = ("average", "task-arithmetic", "ties")
+        for rule in rules:
+            commands[rule] = mergeway(base, arrivals, rule, chosen.threads)
+        program = mergekit_yaml(chosen.mergekit)
+        if program:
+            for rule in rules:
+                commands[f"mergekit {rule}"] = mergekit(program, data / "mergekit", base, arrivals, rule)
         scratch = data / "scratch"
         scratch.mkdir(exist_ok=True)
         spent = seconds(commands, chosen.runs, chosen.threads, scratch)
@@ -71,7 +60,7 @@ def measure(chosen: argparse.Namespace) -> list[Outcome]:
         ]
         for rule, target in (("average", 0.5), ("task-arithmetic", 0.5), ("ties", 0.15)):
             what, peer = f"{rule} wall / mergekit", f"mergekit {rule}"
-            if not mergekit:
+            if not program:
                 outcomes += [
                     Skipped(what, "no mergekit-yaml"),
                     Skipped(f"{rule} memory / mergekit", "no mergekit-yaml"),
@@ -92,48 +81,6 @@ def measure(chosen: argparse.Namespace) -> list[Outcome]:
 
 def _bare(arrivals: list[Path]) -> Command:
     return lambda out: [sys.executable, str(HERE / "peers/bare_average.py"), str(out), *map(str, arrivals)]
-
-
-def _mergeway(base: Path, arrivals: list[Path], rule: str, settings: list[str], threads: int) -> Command:
-    inputs = [str(path) for path in (base, *arrivals)]
-    shared = ["--quiet", "--threads", str(threads)]
-    return lambda out: [*MERGEWAY, "merge", *inputs, "--rule", rule, *settings, "--out", str(out), *shared]
-
-
-def _mergekit(program: str, configs: Path, base: Path, arrivals: list[Path], rule: str) -> Command:
-    """mergekit's form of the rule; JSON is YAML."""
-    each: dict[str, dict[str, float]] = {
-        "average": {"weight": 1.0},
-        "task-arithmetic": {"weight": 0.3},
-        "ties": {"weight": 0.3, "density": 0.2},
-    }
-    config: dict[str, object] = {
-        "merge_method": {"average": "linear", "task-arithmetic": "task_arithmetic", "ties": "ties"}[rule],
-        "models": [{"model": str(path), "parameters": each[rule]} for path in arrivals],
-        "dtype": "float32",
-    }
-    if rule != "average":
-        config["base_model"] = str(base)
-    path = configs / f"{rule}.yml"
-    path.write_text(json.dumps(config))
-    return lambda out: [program, str(path), str(out), "--random-seed", "1", "--quiet"]
-
-
-def _make_mergekit() -> str | None:
-    """mergekit-yaml in an environment in the user's cache directory; None when it cannot be installed."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mergeway-benchmarks" / "mergekit"
-    program = home / "bin" / "mergekit-yaml"
-    install: Callable[..., object] = subprocess.check_call
-    if not program.exists():
-        print(f"installing mergekit into {home}", file=sys.stderr)
-        try:
-            install([sys.executable, "-m", "venv", str(home)])
-            for package in ("torch==2.13.0", "mergekit"):
-                install([str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", package])
-        except (subprocess.CalledProcessError, OSError) as problem:
-            print(f"mergekit could not be installed: {problem}", file=sys.stderr)
-            return None
-    return str(program)
 
 
 if __name__ == "__main__":

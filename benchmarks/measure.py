@@ -1,4 +1,4 @@
-"""What the benchmarks share: running commands side by side, watching their memory, generated checkpoints, and the ratio line.
+"""What the benchmarks share: running commands side by side, watching their memory, and the ratio line.
 
 Time is the shortest of several runs that take turns, because other work on the machine only ever adds to it. Memory is the
 peak of the private anonymous pages of a process (`Anonymous` in /proc/<pid>/smaps_rollup), in a run of its own: pages of
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -20,32 +19,43 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).parent
 MERGEWAY = [sys.executable, "-m", "mergeway"]
 
 # Builds a command that writes to the given path, which is new and removed afterwards.
 Command = Callable[[Path], list[str]]
+# Is shown what a command is called, what it wrote and what it printed, before that is removed.
+Look = Callable[[str, Path, str], None]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One measured figure against its target."""
+    """One measured figure against its target, if it has one."""
 
     what: str
     value: float
-    target: float
+    target: float | None
     detail: str = ""
     at_least: bool = False
 
     @property
     def met(self) -> bool:
+        if self.target is None:
+            return True
         return self.value >= self.target if self.at_least else self.value <= self.target
 
+    @property
+    def verdict(self) -> str:
+        """The target and whether it was met; nothing for a figure that is only reported."""
+        if self.target is None:
+            return ""
+        return f"{'≥' if self.at_least else '≤'} {self.target:<6g} {'met' if self.met else 'MISSED'}"
+
     def __str__(self) -> str:
-        sign = "≥" if self.at_least else "≤"
-        verdict = "met" if self.met else "MISSED"
-        return f"{self.what}: {self.value:.3g} (target {sign} {self.target:g}, {verdict}) {self.detail}".rstrip()
+        verdict = f" (target {' '.join(self.verdict.split())})" if self.verdict else ""
+        return f"{self.what}: {self.value:.3g}{verdict} {self.detail}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,9 @@ def options(doc: str | None, runs: int = 3) -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=runs, help=f"timed runs of each command (default {runs})")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads for every command")
     parser.add_argument("--mergekit", default=os.environ.get("MERGEKIT_YAML"), help="path of mergekit-yaml")
+    parser.add_argument(
+        "--fusionbench", default=os.environ.get("FUSIONBENCH_PYTHON"), help="a Python, or environment, with FusionBench"
+    )
     return parser
 
 
@@ -94,17 +107,21 @@ class Spent:
         return f"{self.wall:.2f} s ({self.cpu:.2f} s CPU)"
 
 
-def seconds(commands: Mapping[str, Command], runs: int, threads: int, scratch: Path) -> dict[str, Spent]:
+def seconds(
+    commands: Mapping[str, Command], runs: int, threads: int, scratch: Path, look: Look | None = None
+) -> dict[str, Spent]:
     """The shortest wall and the least CPU time of each command, in runs that take turns."""
     best = dict.fromkeys(commands, Spent(float("inf"), float("inf")))
-    for _ in range(runs):
+    for turn in range(runs):
         for name, command in commands.items():
             with _output(scratch) as out:
                 words = command(out)
                 wall, cpu = time.perf_counter(), _children_cpu()
-                finish(name, start(words, threads))
+                printed = finish(name, start(words, threads))
                 wall, cpu = time.perf_counter() - wall, _children_cpu() - cpu
                 best[name] = Spent(min(best[name].wall, wall), min(best[name].cpu, cpu))
+                if look and turn == runs - 1:
+                    look(name, out, printed)
     return best
 
 
@@ -114,27 +131,38 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def anonymous_memory(name: str, command: Command, threads: int, scratch: Path) -> int:
+def anonymous_memory(name: str, command: Command, threads: int, scratch: Path, look: Look | None = None) -> int:
     """The peak of a command's private anonymous memory in bytes."""
-    with _output(scratch) as out:
-        process = start(command(out), threads)
+    return watched(name, command, threads, scratch, look)[1]
+
+
+def watched(name: str, command: Command, threads: int, scratch: Path, look: Look | None = None) -> tuple[Spent, int]:
+    """One run of a command: its time, which the watching adds a little to, and its peak of memory."""
+    with _output(scratch) as out, tempfile.TemporaryFile("w+") as log:
+        words = command(out)
+        wall, cpu = time.perf_counter(), _children_cpu()
+        process = start(words, threads, log)
         peak = 0
         while process.poll() is None:
             peak = max(peak, _anonymous(process.pid))
             time.sleep(0.005)
-        finish(name, process)
-    return peak
+        spent = Spent(time.perf_counter() - wall, _children_cpu() - cpu)
+        log.seek(0)
+        printed = finish(name, process, log.read())
+        if look:
+            look(name, out, printed)
+    return spent, peak
 
 
-def start(command: list[str], threads: int) -> subprocess.Popen[str]:
+def start(command: list[str], threads: int, log: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     """Start a command with that many threads for torch and everything below it."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
-def finish(name: str, process: subprocess.Popen[str]) -> str:
+def finish(name: str, process: subprocess.Popen[str], logged: str = "") -> str:
     """What a command printed; a failed one ends the benchmark."""
-    output, _ = process.communicate()
+    output = process.communicate()[0] or logged
     if process.returncode != 0:
         raise SystemExit(f"{name} failed with exit code {process.returncode}:\n{output[-2000:]}")
     return output
@@ -158,66 +186,6 @@ def _anonymous(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass  # the process has just ended
     return 0
-
-
-def write_stream(
-    folder: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    arrivals: int,
-    config: Mapping[str, object],
-    step: float = 0.002,
-) -> tuple[Path, list[Path]]:
-    """A base and arrivals of normal numbers as model directories; those that exist are taken as they are."""
-    import torch
-    from safetensors.torch import save_file
-
-    targets = [folder / "base", *(folder / f"arrival{k}" for k in range(arrivals))]
-    if all((target / "config.json").exists() for target in targets):
-        return targets[0], targets[1:]
-    generator = torch.Generator().manual_seed(0)
-    base = {name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    for target in targets:
-        model = base
-        if target is not targets[0]:
-            model = {n: t + step * torch.randn(t.shape, generator=generator) for n, t in base.items()}
-        target.mkdir(parents=True, exist_ok=True)
-        save_file(model, target / "model.safetensors", metadata={"format": "pt"})
-        # Last, so that a directory with a config is a complete one.
-        (target / "config.json").write_text(json.dumps(config))
-    return targets[0], targets[1:]
-
-
-def llama_shapes(hidden: int, inner: int, layers: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a Llama with tied embeddings."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        for name in "qkvo":
-            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (hidden, hidden)
-        shapes[f"{prefix}mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[f"{prefix}mlp.up_proj.weight"] = (inner, hidden)
-        shapes[f"{prefix}mlp.down_proj.weight"] = (hidden, inner)
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-    shapes["model.norm.weight"] = (hidden,)
-    return shapes
-
-
-def llama_config(hidden: int, inner: int, layers: int, vocabulary: int) -> dict[str, object]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": hidden // 64,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-05,
-        "max_position_embeddings": 512,
-        "dtype": "float32",
-    }
 
 
 def report(outcomes: list[Outcome]) -> int:
