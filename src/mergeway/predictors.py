@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from mergeway.calibration import Samples
 from mergeway.errors import OptionError
 
 
@@ -82,6 +83,19 @@ class Classifier:
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
         out = _run(self.model, params, inputs)
         return out if isinstance(out, Tensor) else out.logits
+
+
+def mean_features(
+    predictor: ClipVision | TextEncoder, params: Mapping[str, Tensor], tasks: Sequence[Samples], classes: int
+) -> tuple[Tensor, Tensor]:
+    """The nearest-mean classifier: each class's mean feature, of length 1, and which classes have any samples."""
+    sums, counts = torch.zeros(classes, predictor.width), torch.zeros(classes)
+    for task in tasks:
+        for start in range(0, len(task), 64):
+            rows = task.rows(slice(start, start + 64))
+            sums.index_add_(0, rows.labels, predictor.features(params, rows.inputs))
+            counts.index_add_(0, rows.labels, torch.ones(len(rows)))
+    return functional.normalize(sums, dim=-1), counts > 0
 
 
 # What each kind has to be told besides the base.

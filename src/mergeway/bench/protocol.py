@@ -104,8 +104,8 @@ def run_cell(suite: Suite, cell: Cell) -> Iterator[FoldResult]:
     started = time.perf_counter()
     for k, step in enumerate(fold_steps(suite.base, arrivals, rule, list(cell.weights), objective), 1):
         seconds = time.perf_counter() - started
-        accuracies = tuple(suite.accuracy(step.params, name) for name in cell.order[:k])
-        ahead = suite.accuracy(step.params, cell.order[k]) if k < len(cell.order) else None
+        accuracies = tuple(suite.accuracies(step.params, cell.order[:k], seen=cell.order[:k]))
+        ahead = suite.accuracy(step.params, cell.order[k], cell.order[: k + 1]) if k < len(cell.order) else None
         yield FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds, ahead)
         started = time.perf_counter()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from mergeway.calibration import DEFAULT_SIZE
@@ -76,8 +75,7 @@ def sweep(
 def _tasks_of(suite: Suite, *checkpoints: Checkpoint) -> list[str]:
     names = []
     for checkpoint in checkpoints:
-        path = Path(checkpoint.source)
-        found = [t.name for t in suite.tasks if path.resolve() == t.expert.resolve() or path.name == t.name]
+        found = [t.name for t in suite.tasks if t.is_of(checkpoint.source)]
         if not found:
             raise OptionError(f"{checkpoint.source}: is not an expert of suite '{suite.name}'")
         names.append(found[0])

@@ -43,9 +43,7 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
 
     order = []
     for arrival in arrivals:
-        found = [
-            t.name for t in suite.tasks if Path(arrival).resolve() == t.expert.resolve() or Path(arrival).name == t.name
-        ]
+        found = [t.name for t in suite.tasks if t.is_of(arrival)]
         if not found:
             raise OptionError(
                 f"{arrival}: is not an expert of suite '{suite.name}', and its name is none of its tasks; name the directory after the task"
