@@ -1,6 +1,6 @@
-"""All benchmarks, one table. Takes about ten minutes on two cores, most of it the peers.
+"""All benchmarks, one table. Takes about half an hour on two cores, most of it the peers.
 
-python benchmarks/run.py [--data DIR] [--runs N] [--threads N] [--mergekit PATH] [--only NAME ...]
+python benchmarks/run.py [--data DIR] [--runs N] [--threads N] [--mergekit PATH] [--fusionbench PATH] [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ode
 import opcm
 import peers
 import startup
+import steer
 from measure import Ratio, Skipped, options
 
 BENCHMARKS = {
@@ -21,6 +22,7 @@ BENCHMARKS = {
     "opcm": opcm,
     "peers": peers,
     "ode": ode,
+    "steer": steer,
     "constant": constant,
 }
 
