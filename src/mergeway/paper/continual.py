@@ -22,6 +22,7 @@ def continual_accuracies(study: Study, length: int) -> dict[str, float] | None:
     def judge() -> dict[str, float]:
         model = open_checkpoint(suite.path / named[str(length)], open_checkpoint(suite.base))
         params = {name: model.read(name) for name in model.infos}
-        return {t.name: suite.accuracy(params, t.name) for t in suite.tasks[:length]}
+        seen = [t.name for t in suite.tasks[:length]]
+        return dict(zip(seen, suite.accuracies(params, seen, seen), strict=True))
 
     return study.kept(f"continual-{length}", {"model": named[str(length)]}, judge)

@@ -47,7 +47,8 @@ def _histogram(study: Study, what: str, label: str) -> Any:
     counts, *_, image = axes.hist2d(
         times, values, bins=(round(end / 0.05), BINS), range=((0, end), (0, 1)), norm=LogNorm(), cmap=style.SEQUENTIAL
     )
-    figure.colorbar(image, ax=axes, label=f"steps, of {int(counts.sum())}", format="{x:g}")
+    bar = figure.colorbar(image, ax=axes, label=f"steps, of {int(counts.sum())}", format="{x:g}")
+    bar.ax.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("integration time t")
     axes.set_ylabel(label)
     figure.tight_layout()

@@ -81,8 +81,8 @@ def draw_radar(tasks: list[str], values: dict[str, list[float]]) -> Any:
     for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
         label.set_horizontalalignment(style.beside(np.sin(angle)))
     axes.set_ylim(low, 100)
-    ticks = [t for t in range(int(low), 101, 20 if 100 - low > 50 else 10) if t > low]
+    ticks = [t for t in range(0, 101, 20 if 100 - low > 50 else 10) if t > low]
     axes.set_yticks(ticks, [str(t) for t in ticks])
     axes.set_rlabel_position(180 / max(len(tasks), 2))
-    figure.legend(loc="center left", bbox_to_anchor=(0.76, 0.5), title="rule")
+    figure.legend(loc="center left", bbox_to_anchor=(0.84, 0.5), title="rule")
     return figure

@@ -62,13 +62,14 @@ def write_figure(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def line(number: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the n-th line of a figure."""
+    """Colour, dashes and marker of the n-th line of a figure; later ones are thinner, so that equal lines are both seen."""
+    slim = min(number, 5)
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number % len(DASHES)],
         "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 4.5,
-        "linewidth": 1.5,
+        "markersize": 7.0 - 0.7 * slim,
+        "linewidth": 2.4 - 0.24 * slim,
     }
 
 

@@ -124,7 +124,8 @@ def _accuracies_by_time(study: Study, length: int, number: int) -> list[list[flo
             barrier=chosen.barrier,
             save=TIMES,
         )
-        rows.append([float(np.mean([suite.accuracy(path.at(t), n) for n in order[:k]])) for t in TIMES])
+        seen = order[:k]
+        rows.append([float(np.mean(suite.accuracies(path.at(t), seen, seen))) for t in TIMES])
         study.progress.advance(1)
     return rows
 
