@@ -16,6 +16,7 @@ from typing import Any
 _HUB = tempfile.TemporaryDirectory(prefix="mergeway-test-hub-")
 os.environ["HF_HOME"] = _HUB.name
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MERGEWAY_CACHE"] = os.path.join(_HUB.name, "mergeway")
 os.environ["OMP_NUM_THREADS"] = "1"
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):
     os.environ.pop(_name, None)
