@@ -22,7 +22,7 @@ class Steer(Rule):
 
     All gains c start at `shrink`·c*, c* = argmin L over one common gain: experts have seen data like the calibration samples,
     so the loss asks for more than generalises. `steps` of Adam on the gains, each `rate` long, follow; with fewer than 1024
-    samples n they are (n/1024)^¼ as long.
+    samples n they are n/1024 as long.
     """
 
     name = "steer"
@@ -64,7 +64,7 @@ class Steer(Rule):
     def _fit(self, base: Params, parts: dict, gains: Params, objective: Any) -> tuple[Params, list[float]]:
         samples = sum(len(t) for t in getattr(objective, "tasks", ())) or 1024
         free = {n: g.requires_grad_() for n, g in gains.items()}
-        adam = torch.optim.Adam(free.values(), lr=self.rate * min(1.0, samples / 1024) ** 0.25, eps=1e-12)
+        adam = torch.optim.Adam(free.values(), lr=self.rate * min(1.0, samples / 1024), eps=1e-12)
         losses = []
         for _ in range(self.steps):
             value, grads = gradient_of(objective, _assemble(base, parts, free), parts)
