@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles
 from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.writer import FileWriter
 from mergeway.engine import Arrival, Base, Pass, memory_infos
+from mergeway.heads import DESCRIPTION as HEADS
+from mergeway.heads import Head, write_heads
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import seen_objective
+from mergeway.ranks import team
 from mergeway.rules import Fold
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import now
@@ -32,6 +35,7 @@ class Commit:
     way: Pass
     journal: Journal
     keep: int
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
     def standing(self) -> tuple[Fold, Checkpoint | None]:
         """Where the rule stands after the last record, and its memory."""
@@ -59,18 +63,19 @@ class Commit:
         samples: CalibrationMemory | None,
         objective: Any,
     ) -> Record:
-        """An arrival folded by a rule that sees the whole model; a last stage of the rule is a commit of its own."""
-        if samples is not None:
-            assert self.way.base.checkpoint.directory is not None
-            objective = samples.objective(self.way.base.checkpoint.directory, weights)
-        else:
-            objective = seen_objective(objective, weights)
+        """An arrival folded by a rule that sees the whole model; a last stage of the rule is a commit of its own.
+
+        `samples` are what the trunk remembers from now on.
+        """
+        objective = seen_objective(objective, weights)
         at, memory = self.standing()
         with self.store.stage() as stage:
             at, done = self.way.merge_whole(arrival, at, memory, objective)
             keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
             self.way.keep_whole(done.memory, keep)
-            digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
+            digests: Digests = {MEMORY: keep.finish()} | (
+                team().from_lead(lambda: samples.write(stage)) if samples else {}
+            )
             journal = self._model(self.journal, stage, done.deployed, digests, record, at, done.details)
         polished = self.way.rule.polish(done.deployed, objective)
         if polished is None:
@@ -112,6 +117,8 @@ class Commit:
     ) -> Journal:
         self.way.copy_buffers(model)
         written = model.finish()
+        if not (stage / HEADS).exists():
+            digests = digests | write_heads(stage, self.heads)
         done = {
             "result": _result(written, self.way.base),
             "stream": asdict(at),

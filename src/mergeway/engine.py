@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import fsum
 from typing import Any
 
@@ -24,6 +26,7 @@ from mergeway.checkpoint.writer import Sink
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
+from mergeway.ranks import team
 from mergeway.rules import Fold, Rule
 from mergeway.rules.rule import Memory, Whole
 
@@ -35,11 +38,13 @@ class Base:
     checkpoint: Checkpoint
     seen: Inspection
     tied: Mapping[str, str]
+    heads: str | None = None
 
-    @property
+    @cached_property
     def merged_infos(self) -> dict[str, TensorInfo]:
-        """The tensors that are merged; the others are buffers and come from the base."""
-        return {name: info for name, info in self.checkpoint.infos.items() if info.merges}
+        """The tensors that are merged; the others are buffers, or heads of single tasks, and come from the base."""
+        own = re.compile(self.heads).search if self.heads else lambda _: None
+        return {name: info for name, info in self.checkpoint.infos.items() if info.merges and not own(name)}
 
     @property
     def size(self) -> int:
@@ -75,12 +80,12 @@ def worker_pool(threads: int | None = None) -> Iterator[Executor]:
             threadpool_limits(1, user_api="blas"),
             ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
         ):
-            yield pool
+            yield team().pool(pool, count)
     finally:
         torch.set_num_threads(before)
 
 
-def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT) -> Base:
+def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT, heads: str | None = None) -> Base:
     """Inspect a base; a quantised one is refused here, before anything else is read."""
     for name, info in checkpoint.infos.items():
         if info.dtype.is_floating_point and not info.merges:
@@ -90,7 +95,7 @@ def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SI
     if not any(info.merges for info in checkpoint.infos.values()):
         raise CheckpointError(f"{checkpoint.source}: not a model (no tensor of floating-point numbers)")
     seen = _inspect(checkpoint, pool, progress)
-    return Base(checkpoint, seen, tied_names(checkpoint, seen))
+    return Base(checkpoint, seen, tied_names(checkpoint, seen), heads)
 
 
 def prepare_arrival(
@@ -98,7 +103,7 @@ def prepare_arrival(
 ) -> Arrival:
     """Inspect an arrival and check that it fits the base."""
     seen = _inspect(checkpoint, pool, progress)
-    elsewhere = check_fits(base.checkpoint, base.seen, checkpoint, seen)
+    elsewhere = check_fits(base.checkpoint, base.seen, checkpoint, seen, base.heads)
     return Arrival(checkpoint, seen, weight, task, elsewhere)
 
 
@@ -225,9 +230,11 @@ class Pass:
         self._each("writing", job)
 
     def copy_buffers(self, model: Sink) -> None:
-        """Integer and boolean buffers, as they are in the base."""
-        for name, info in self.base.checkpoint.infos.items():
-            if not info.merges:
+        """Integer and boolean buffers, and tensors that are no task's to change, as they are in the base."""
+        if not team().lead:
+            return
+        for name in self.base.checkpoint.infos:
+            if name not in self.base.merged_infos:
                 model.write(name, 0, self.base.checkpoint.read(name))
 
     def _fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:

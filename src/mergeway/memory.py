@@ -21,9 +21,9 @@ from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import FileWriter, write_text, writing
 from mergeway.errors import OptionError, TrunkError, suggest
+from mergeway.models import make_model
 from mergeway.objective import Objective
 from mergeway.params import TensorInfo
-from mergeway.predictors import make_predictor
 from mergeway.rows import read_rows, write_rows
 
 DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
@@ -76,7 +76,7 @@ class CalibrationMemory:
                 f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
             )
         return Objective(
-            make_predictor(base, self.settings),
+            make_model(base, self.settings),
             self.tasks,
             weights,
             size=self.bounds.size,

@@ -22,6 +22,7 @@ from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, 
 from mergeway.errors import OptionError
 from mergeway.params import TensorInfo
 from mergeway.progress import SILENT, Progress
+from mergeway.ranks import team
 from mergeway.rules import Fold, Rule, make
 
 
@@ -130,7 +131,7 @@ def merge_into(
 ) -> Merged:
     """Fold arrivals into a base and write a model directory, in memory that does not grow with either."""
     chosen, out = make(rule, options), Path(out)
-    check_free(out, force)
+    team().from_lead(lambda: check_free(out, force))
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, tasks, allow_pickle, pool, progress)
         check_apart(out, [prepared.checkpoint.source, *(a.checkpoint.source for a in stream)])
@@ -181,7 +182,7 @@ class _DiskScratch:
         return SafetensorsFiles("scratch", [self.sink.path])
 
     def drop(self) -> None:
-        self.sink.path.unlink()
+        team().from_lead(self.sink.path.unlink)
 
 
 def _fold_stream(

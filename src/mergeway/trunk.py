@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mergeway.bringing import equip
+from mergeway.calibrating import Ask, calibrate
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.card import model_card
 from mergeway.checkpoint import Checkpoint, open_checkpoint
@@ -20,15 +23,16 @@ from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.commit import Commit
 from mergeway.engine import Arrival, Base, Pass, prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
-from mergeway.memory import CalibrationMemory
+from mergeway.heads import head_of, head_pattern, label_config, read_heads, with_head, write_beside
+from mergeway.memory import Bounds, CalibrationMemory
 from mergeway.merging import check_weight
-from mergeway.predictors import make_predictor
+from mergeway.models import make_model
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import Folded, now
 from mergeway.store.verify import problems_of
-from mergeway.suite import arrival_data
+from mergeway.taskdata import task_data
 
 
 class Trunk:
@@ -44,6 +48,8 @@ class Trunk:
             self.base_digest: str = settings["base"]["digest"]
             self.keep: int = settings["keep"]
             self.rule: Rule = make(settings["rule"], settings["options"])
+            self.bounds = Bounds(**settings.get("memory", {}))
+            self.heads: str | None = settings.get("heads")
         except (KeyError, TypeError, AttributeError) as problem:
             raise TrunkError(
                 f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
@@ -63,12 +69,18 @@ class Trunk:
         rule: str | Rule = "average",
         *,
         keep: int = 2,
+        memory: Bounds | None = None,
+        heads: str | None = None,
         threads: int | None = None,
         allow_pickle: bool = False,
         progress: Progress = SILENT,
         **options: Any,
     ) -> Trunk:
-        """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold."""
+        """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold.
+
+        `memory` bounds the calibration samples; `heads`, a regular expression, names the tensors that each task keeps for
+        itself (by default those of a classifier, '' for none).
+        """
         chosen = make(rule, options)
         if RULES.get(chosen.name) is not type(chosen):
             raise OptionError(
@@ -83,12 +95,15 @@ class Trunk:
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
         with worker_pool(threads) as pool:
             prepared = prepare_base(checkpoint, pool, progress)
+        pattern = head_pattern(checkpoint, heads)
         source = str(Path(base).absolute()) if Path(base).exists() else str(base)
         settings = {
             "base": {"source": source, "digest": prepared.seen.digest, "allow_pickle": allow_pickle},
             "rule": chosen.name,
             "options": chosen.options(),
             "keep": keep,
+            "memory": asdict(memory or Bounds()),
+            "heads": pattern,
         }
         first = Record(
             0,
@@ -112,10 +127,11 @@ class Trunk:
         task: str | None = None,
         weight: float = 1.0,
         *,
-        data: str | None = None,
-        head: str | Path | None = None,
+        data: str | Mapping[str, str] | None = None,
+        head: str | Path | Mapping[str, str | Path] | None = None,
         moments: Any = None,
         objective: Any = None,
+        remember: bool = True,
         again: bool = False,
         wait: bool = True,
         allow_pickle: bool = False,
@@ -124,7 +140,8 @@ class Trunk:
 
         A rule that needs calibration takes `data` and `head` (whose samples join the trunk's memory) or an `objective` of
         the caller's own, which sees all tasks so far. A rule that needs moments takes a file of them, finds the one beside the
-        arrival, or works out an empirical Fisher from `data` and `head`.
+        arrival, or works out an empirical Fisher from `data` and `head`. Without `remember` no sample stays in the trunk: then
+        `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
         """
         check_weight(weight)
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
@@ -135,12 +152,19 @@ class Trunk:
             arrival = prepare_arrival(base, checkpoint, float(weight), name, pool, self._progress)
             _refuse_twice(arrival, journal.folded(), again)
             commit = self._change(base, pool, journal)
+            if base.heads is not None:
+                commit = replace(commit, heads={**commit.heads, name: head_of(checkpoint, base.heads)})
             record = _record(journal, "add", arrival)
             if self.rule.whole:
                 equip(self.rule, base, arrival, moments)
-                samples = self._samples(journal.last, arrival, base, data, head, objective)
-                weights = [f.weight for f in journal.folded()] + [arrival.weight]
-                return commit.whole(arrival, record, weights, samples, objective)
+                asked = Ask(data, head, objective, remember)
+                tasks = {f.task: f.weight for f in journal.folded()} | {name: arrival.weight}
+                samples, objective = calibrate(
+                    self.rule.name, base, tasks, commit.heads, self._remembered(journal.last), asked
+                )
+                return commit.whole(arrival, record, list(tasks.values()), samples, objective)
+            if isinstance(data, Mapping) or isinstance(head, Mapping):
+                raise OptionError(f"rule '{self.rule.name}' takes data of the arrival alone; give --data DATA")
             if objective is not None or (data is not None and self.rule.brings is None):
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
             source = partial(_read_data, data, head, name, base) if data is not None else None
@@ -152,21 +176,13 @@ class Trunk:
                 deploy=self.rule.settles,
             )
 
-    def _samples(
-        self, last: Record, arrival: Arrival, base: Base, data: str | None, head: str | Path | None, objective: Any
-    ) -> CalibrationMemory | None:
-        """The calibration memory with the samples of an arrival; none when the caller brings an objective."""
-        if objective is not None:
-            return None
-        directory = base.checkpoint.directory
-        if data is None or directory is None:
-            raise OptionError(
-                f"rule '{self.rule.name}' needs calibration data: give --data and --head with the arrival"
-                + ("" if directory else f" (and a base that is a model directory, not {base.checkpoint.source})")
-            )
-        settings, samples = arrival_data(data, Path(head) if head else None, arrival.task, directory)
-        held = CalibrationMemory.read(self._store.snapshot(last.step) if last.files else None)
-        return (held or CalibrationMemory(settings)).with_task(settings, samples)
+    def memory(self) -> dict[str, Any]:
+        """The calibration samples that the trunk remembers: tasks, samples, bytes."""
+        directory = self._snapshot(self._store.journal().last)
+        held = CalibrationMemory.read(directory)
+        if held is None or directory is None:
+            return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
+        return held.summary(directory)
 
     def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose memory is a sum."""
@@ -188,6 +204,7 @@ class Trunk:
                 )
             record = _record(journal, "remove", arrival)
             commit = self._change(base, pool, journal)
+            commit = replace(commit, heads={t: h for t, h in commit.heads.items() if t != task})
             at, memory = commit.standing()
             if memory is None or len(held) == 1:
                 return commit.base_again(record)
@@ -266,16 +283,34 @@ class Trunk:
         out: str | Path,
         *,
         dtype: torch.dtype | None = None,
+        task: str | None = None,
         shard_size: int = DEFAULT_SHARD,
         force: bool = False,
         command: str | None = None,
     ) -> Path:
-        """Write the deployed model as a model directory that `transformers` loads."""
+        """Write the deployed model as a model directory that `transformers` loads.
+
+        Heads that tasks keep for themselves are written beside it, as `heads/TASK.safetensors`; with `task` that task's head
+        takes its place in the model itself.
+        """
         check_apart(Path(out), [self.base_ref])
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
         card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
+        heads = read_heads(self._snapshot(self._store.journal().last))
+        if task is not None and task not in heads:
+            raise TrunkError(
+                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
+            )
         return write_model(
-            Path(out), self.deployed(), self._open_base(), card, dtype, shard_size, force, self._progress
+            Path(out),
+            with_head(self.deployed(), heads[task]) if task else self.deployed(),
+            self._open_base(),
+            card,
+            dtype,
+            shard_size,
+            force,
+            self._progress,
+            (lambda stage: label_config(stage, heads[task])) if task else (lambda stage: write_beside(stage, heads)),
         )
 
     def export_lora(
@@ -304,10 +339,17 @@ class Trunk:
             raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
 
     def _change(self, base: Base, pool: Any, journal: Journal) -> Commit:
-        return Commit(self._store, Pass(self.rule, base, pool, self._progress), journal, self.keep)
+        heads = read_heads(self._snapshot(journal.last))
+        return Commit(self._store, Pass(self.rule, base, pool, self._progress), journal, self.keep, heads)
+
+    def _snapshot(self, record: Record) -> Path | None:
+        return self._store.snapshot(record.step) if record.files else None
+
+    def _remembered(self, last: Record) -> CalibrationMemory:
+        return CalibrationMemory.read(self._snapshot(last)) or CalibrationMemory({}, bounds=self.bounds)
 
     def _base(self, pool: Any) -> Base:
-        base = prepare_base(self._open_base(), pool, self._progress)
+        base = prepare_base(self._open_base(), pool, self._progress, self.heads)
         if base.seen.digest != self.base_digest:
             raise TrunkError(
                 f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
@@ -320,8 +362,8 @@ def _read_data(data: str, head: str | Path | None, task: str, base: Base) -> tup
     directory = base.checkpoint.directory
     if directory is None:
         raise OptionError(f"data can be used with a base that is a model directory, not {base.checkpoint.source}")
-    settings, samples = arrival_data(data, Path(head) if head else None, task, directory)
-    return make_predictor(directory, settings), draw(samples, DEFAULT_SIZE)
+    settings, samples = task_data(data, Path(head) if head else None, task, directory)
+    return make_model(directory, settings), draw(samples, DEFAULT_SIZE)
 
 
 def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:

@@ -402,7 +402,7 @@ def test_an_objective_instead_of_data(suite, tmp_path):
     for task in suite.tasks:
         trunk.add(task.expert, task.name, objective=objective)
     assert_same(trunk.params(), mw.merge(suite.base, experts(suite), "ode", None, objective))
-    with pytest.raises(TrunkError, match="holds 4 arrivals but calibration samples of 1"):
+    with pytest.raises(OptionError, match="remembers no samples of ants, bees, cats.*--data ants=DATA"):
         trunk.add(experts(suite)[0], "more", data=f"{suite.path}#ants", again=True)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from mergeway.checkpoint.source import INDEX
 from mergeway.checkpoint.writer import write_text, writing
 from mergeway.errors import CheckpointError
+from mergeway.ranks import team
 
 # Config, tokenizer, processor and generation files; weights and cards are written anew, never copied.
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*")
@@ -28,25 +29,35 @@ _NOT_COPIED = {
 @contextlib.contextmanager
 def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
     """A new directory beside `out` that takes its place when the block ends well, and vanishes when it does not."""
+    stage = team().from_lead(lambda: _make_stage(out, force))
+    try:
+        yield stage
+        team().from_lead(lambda: _put_in_place(stage, out, force))
+    finally:
+        if team().lead:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def _make_stage(out: Path, force: bool) -> Path:
     check_free(out, force)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = out.parent / f".{out.name}.partial-{os.getpid()}"
         stage.mkdir()
-    try:
-        yield stage
-        with writing(out):
-            sync_directory(stage)
-            if force and out.exists():
-                old = out.parent / f".{out.name}.replaced-{os.getpid()}"
-                out.rename(old)
-                stage.rename(out)
-                shutil.rmtree(old)
-            else:
-                stage.rename(out)
-            sync_directory(out.parent)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    return stage
+
+
+def _put_in_place(stage: Path, out: Path, force: bool) -> None:
+    with writing(out):
+        sync_directory(stage)
+        if force and out.exists():
+            old = out.parent / f".{out.name}.replaced-{os.getpid()}"
+            out.rename(old)
+            stage.rename(out)
+            shutil.rmtree(old)
+        else:
+            stage.rename(out)
+        sync_directory(out.parent)
 
 
 def check_free(out: Path, force: bool = False) -> None:
@@ -100,7 +111,7 @@ def _alive(pid: int) -> bool:
 
 def copy_side_files(source: Path | None, target: Path) -> None:
     """Config, tokenizer, processor and generation files beside the weights."""
-    if source is None or not source.is_dir():
+    if source is None or not source.is_dir() or not team().lead:
         return
     for pattern in _SIDE_FILES:
         for path in sorted(source.glob(pattern)):
@@ -111,7 +122,8 @@ def copy_side_files(source: Path | None, target: Path) -> None:
 
 def write_card(directory: Path, text: str) -> None:
     """The model card beside the weights."""
-    write_text(directory / "README.md", text)
+    if team().lead:
+        write_text(directory / "README.md", text)
 
 
 def sync_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,8 +25,9 @@ def write_model(
     shard_size: int,
     force: bool,
     progress: Progress,
+    finish: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """The model's weights, in another dtype if asked, with the base's side files and a card."""
+    """The model's weights, in another dtype if asked, with the base's side files and a card; `finish` adds the rest."""
     infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in model.infos.items()}
     with staged_directory(out, force) as stage:
         writer = ModelWriter(stage, infos, shard_size)
@@ -43,4 +45,5 @@ def write_model(
         writer.finish()
         copy_side_files(base.directory, stage)
         write_card(stage, card)
+        finish(stage)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -88,13 +89,17 @@ def tied_names(base: Checkpoint, inspection: Inspection) -> dict[str, str]:
     return tied
 
 
-def check_fits(base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, seen: Inspection) -> dict[str, str]:
+def check_fits(
+    base: Checkpoint, base_seen: Inspection, arrival: Checkpoint, seen: Inspection, heads: str | None = None
+) -> dict[str, str]:
     """Refuse an arrival whose tensors are not those of the base; says where to read a tied tensor that is stored once.
 
-    Integer and boolean buffers are taken from the base, so they need not agree.
+    Integer and boolean buffers are taken from the base, so they need not agree; nor need `heads`, a pattern for the names of
+    tensors that each task keeps for itself.
     """
-    ours = {n: i for n, i in base.infos.items() if i.merges or i.dtype.is_floating_point}
-    theirs = {n: i for n, i in arrival.infos.items() if i.dtype.is_floating_point}
+    shares = re.compile(heads).search if heads else lambda _: None
+    ours = {n: i for n, i in base.infos.items() if (i.merges or i.dtype.is_floating_point) and not shares(n)}
+    theirs = {n: i for n, i in arrival.infos.items() if i.dtype.is_floating_point and not shares(n)}
     lone = isinstance(arrival, LoraCheckpoint)
     missing, elsewhere = [], {}
     for name in ours.keys() - theirs.keys():

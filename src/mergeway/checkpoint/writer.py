@@ -23,6 +23,7 @@ from mergeway.checkpoint.inspect import as_bytes
 from mergeway.checkpoint.source import INDEX, spell_dtype
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.params import TensorInfo
+from mergeway.ranks import team
 
 DEFAULT_SHARD = 5 * 10**9
 
@@ -44,7 +45,10 @@ class DictSink:
 
 
 class FileWriter:
-    """One safetensors file, its place reserved on disk at once, its tensors digested as they pass if they are to be checked later."""
+    """One safetensors file, its place reserved on disk at once, its tensors digested as they pass if they are to be checked later.
+
+    The lead of a team makes the file; every rank writes its own tensors, or its own rows of them, into the same one.
+    """
 
     def __init__(self, path: Path, infos: Mapping[str, TensorInfo], digests: bool = True) -> None:
         self.path = path
@@ -64,27 +68,63 @@ class FileWriter:
         self._head = len(text).to_bytes(8, "little") + text
         self._infos = dict(infos)
         self._hashes = {name: hashlib.sha256() for name in infos} if digests else {}
+        self._passed = dict.fromkeys(infos, 0)  # how many bytes came here in order, and so went into the digest
+        team().from_lead(lambda: self._make(len(self._head) + offset))
         with writing(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._close = weakref.finalize(self, os.close, self._fd)
-            os.posix_fallocate(self._fd, 0, len(self._head) + offset)
-            _write_at(self._fd, memoryview(self._head), 0)
+
+    def _make(self, size: int) -> None:
+        with writing(self.path):
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                _write_at(fd, memoryview(self._head), 0)
+            finally:
+                os.close(fd)
 
     def write(self, name: str, start: int, block: Tensor) -> None:
         info = self._infos[name]
         data = as_bytes(block.to(info.dtype).contiguous())
-        if self._hashes:
+        at = start * info.dtype.itemsize
+        if self._hashes and at == self._passed[name]:
             self._hashes[name].update(data)
+            self._passed[name] += len(data)
         with writing(self.path):
-            _write_at(self._fd, data, len(self._head) + self._offsets[name] + start * info.dtype.itemsize)
+            _write_at(self._fd, data, len(self._head) + self._offsets[name] + at)
 
     def finish(self, sync: bool = True) -> dict[str, str]:
-        """Flush to the disk and say the digest of the header ('') and of each tensor."""
+        """Flush to the disk and say the digest of the header ('') and of each tensor, whichever rank wrote it."""
         with writing(self.path):
             if sync:
                 os.fsync(self._fd)
-            self._close()
-        return {"": hashlib.sha256(self._head).hexdigest(), **{name: h.hexdigest() for name, h in self._hashes.items()}}
+        found = self._digests()
+        self._close()
+        return {"": hashlib.sha256(self._head).hexdigest(), **found}
+
+    def _digests(self) -> dict[str, str]:
+        """Tensors that came whole to one rank were digested there; those written by rows are read once more."""
+        if not self._hashes:
+            team().gather(None)  # nobody reads the file before everybody has written
+            return {}
+        whole = {n: h.hexdigest() for n, h in self._hashes.items() if self._passed[n] == self._infos[n].nbytes}
+        told = team().gather({n: d for n, d in whole.items() if self._infos[n].nbytes or team().lead})
+        found = {name: digest for mine in told for name, digest in mine.items()}
+        left = [name for name in self._infos if name not in found][team().rank :: team().count]
+        if team().count > 1:
+            for mine in team().gather({name: self._read_digest(name) for name in left}):
+                found |= mine
+        return {name: found[name] for name in self._infos}
+
+    def _read_digest(self, name: str) -> str:
+        digest, at = hashlib.sha256(), len(self._head) + self._offsets[name]
+        end = at + self._infos[name].nbytes
+        with writing(self.path):
+            while at < end:
+                data = os.pread(self._fd, min(end - at, 1 << 22), at)
+                digest.update(data)
+                at += len(data)
+        return digest.hexdigest()
 
 
 class ModelWriter:
@@ -106,7 +146,7 @@ class ModelWriter:
         if total > 1:
             size = sum(i.nbytes for i in infos.values())
             text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2) + "\n"
-            write_text(directory / INDEX, text)
+            team().from_lead(lambda: write_text(directory / INDEX, text))
             self._index = {INDEX: {"": hashlib.sha256(text.encode()).hexdigest()}}
 
     def write(self, name: str, start: int, block: Tensor) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from mergeway import __version__
 from mergeway.errors import MergewayError
+from mergeway.ranks import RankLost, joined, started_by_torchrun
 
 app = typer.Typer(
     name="mergeway",
@@ -49,6 +50,7 @@ class Settings:
 
     quiet = False
     debug = False
+    silent = False
     words: ClassVar[list[str]] = []
 
 
@@ -66,7 +68,7 @@ def _shared(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    Settings.quiet, Settings.debug = quiet, debug
+    Settings.quiet, Settings.debug = quiet or Settings.silent, debug
 
 
 def run() -> int:
@@ -76,9 +78,24 @@ def run() -> int:
     while they are made and once more at the end, takes half a second: a seventh of a merge of small checkpoints.
     """
     gc.set_threshold(100_000)
-    code = main()
+    code = _main_of_a_rank() if started_by_torchrun() else main()
     gc.freeze()
     return code
+
+
+def _main_of_a_rank() -> int:
+    """The same command on every process that torchrun started; only the lead speaks."""
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command not in ("add", "merge"):
+        return _failed(f"'{command}' runs on one process; only add and merge share their work under torchrun", 2)
+    try:
+        with joined() as team:
+            if not team.lead:
+                Settings.silent = True
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+            return main()
+    except RankLost as problem:
+        return _failed(str(problem), 2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -97,6 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = app([*shared, *rest], prog_name="mergeway", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except RankLost as problem:
+        Settings.silent = False  # the lead may be the one that is gone
+        return _failed(str(problem), 2)
     except MergewayError as problem:
         return _failed(str(problem), 2)
     except typer.TyperException as problem:
@@ -120,7 +140,8 @@ def _failed(message: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    if not Settings.silent:
+        print("error: " + " ".join(message.split()), file=sys.stderr)
     return code
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mergeway.cli.app import AllowPickle, Force, Json, NoWait, Set, ShardSize, Threads, app, command_line, read_options
+from mergeway.cli.objectives import ObjectiveOption
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
@@ -24,18 +25,45 @@ def init(
     rule: Annotated[str, typer.Option("--rule", help="How arrivals are folded in; 'mergeway rules' lists them.")],
     options: Set = None,
     keep: Annotated[int, typer.Option("--keep", help="How many snapshots to keep for 'rollback'.")] = 2,
+    memory: Annotated[
+        int, typer.Option("--memory", metavar="N", help="Calibration samples to remember, of all tasks together.")
+    ] = 1024,
+    share: Annotated[
+        str, typer.Option("--memory-share", help="How tasks share the memory: even, or utility for by their weights.")
+    ] = "even",
+    seed: Annotated[int, typer.Option("--memory-seed", help="Which samples are drawn.")] = 0,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            "--heads",
+            metavar="REGEX",
+            help="Tensors that each task keeps for itself; by default those of a classifier, '' for none.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Start a trunk from a base."""
     from mergeway.cli.display import console, print_json, progress
+    from mergeway.memory import Bounds
     from mergeway.rules import make
     from mergeway.trunk import Trunk
 
     chosen = make(rule, read_options(options))
     with progress() as bar:
-        made = Trunk.create(trunk, base, chosen, keep=keep, threads=threads, allow_pickle=allow_pickle, progress=bar)
+        made = Trunk.create(
+            trunk,
+            base,
+            chosen,
+            keep=keep,
+            memory=Bounds(memory, share, seed),  # pyright: ignore[reportArgumentType] - checked by Bounds
+            heads=heads,
+            threads=threads,
+            allow_pickle=allow_pickle,
+            progress=bar,
+        )
     if as_json:
         print_json(asdict(made.log()[0]))
         return
@@ -54,21 +82,25 @@ def add(
     ] = None,
     weight: Annotated[float, typer.Option("--weight", help="The arrival's utility against the others.")] = 1.0,
     data: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--data",
-            help="The task's labelled data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK.",
+            help="The task's data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK; TASK=DATA for an earlier task.",
             show_default=False,
         ),
     ] = None,
     head: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
             "--head",
-            help="The task's frozen head: a safetensors file with 'weight' [classes, width].",
+            help="The task's frozen head: a safetensors file with 'weight' [classes, width]; TASK=FILE for an earlier task.",
             show_default=False,
         ),
     ] = None,
+    objective: ObjectiveOption = None,
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Keep none of the data: it has to be given again at every later add.")
+    ] = False,
     moments: Annotated[
         Path | None,
         typer.Option(
@@ -85,6 +117,7 @@ def add(
 ) -> None:
     """Fold an arrival into the deployed model."""
     from mergeway.cli.display import progress
+    from mergeway.cli.objectives import import_function
     from mergeway.trunk import Trunk
 
     with progress() as bar:
@@ -93,9 +126,11 @@ def add(
             arrival,
             task,
             weight,
-            data=data,
-            head=head,
+            data=read_by_task(data),
+            head=read_by_task(head),
             moments=moments,
+            objective=import_function(objective) if objective else None,
+            remember=not no_memory,
             again=again,
             wait=not no_wait,
             allow_pickle=allow_pickle,
@@ -121,6 +156,41 @@ def remove(
         opened = Trunk.open(trunk, threads=threads, progress=bar)
         record = opened.remove(task, source, wait=not no_wait, allow_pickle=allow_pickle)
     _print_record(record, as_json)
+
+
+@app.command()
+def memory(trunk: TrunkPath, as_json: Json = False) -> None:
+    """Show the calibration samples that the trunk remembers: tasks, samples, bytes."""
+    from mergeway.cli.display import console, print_json, table
+    from mergeway.trunk import Trunk
+
+    held = Trunk.open(trunk).memory()
+    if as_json:
+        print_json(held)
+        return
+    if held["tasks"]:
+        rows = [(row["task"], str(row["samples"])) for row in held["tasks"]]
+        console().print(table(("task", "samples"), rows, numbers=("samples",)))
+    shared = "by utility" if held["share"] == "utility" else "evenly"
+    console().print(
+        f"{held['samples']} of at most {held['size']} samples, shared {shared}, seed {held['seed']}, {held['bytes']} bytes",
+        markup=False,
+    )
+
+
+def read_by_task(words: list[str] | None) -> dict[str, str] | str | None:
+    """DATA alone, or TASK=DATA for each of several tasks."""
+    from mergeway.errors import OptionError
+
+    if not words:
+        return None
+    if len(words) == 1 and "=" not in words[0].partition("#")[0]:
+        return words[0]
+    pairs = [word.partition("=") for word in words]
+    for name, equals, value in pairs:
+        if not equals or not name or not value:
+            raise OptionError(f"{name!r}: with the data of several tasks, each is TASK=DATA, the arrival's too")
+    return {name: value for name, _, value in pairs}
 
 
 @app.command()
@@ -242,6 +312,10 @@ def export(
             "--lora", metavar="RANK", help="Write the update as a PEFT adapter of this rank.", show_default=False
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="Put this task's own head into the model.", show_default=False),
+    ] = None,
     shard_size: ShardSize = "5GB",
     force: Force = False,
     as_json: Json = False,
@@ -262,7 +336,14 @@ def export(
             adapter = opened.export_lora(out, lora, force=force, command=command_line(), **options)
             done |= _adapter_json(adapter)
         else:
-            opened.export(out, dtype=wanted, shard_size=read_size(shard_size), force=force, command=command_line())
+            opened.export(
+                out,
+                dtype=wanted,
+                task=task,
+                shard_size=read_size(shard_size),
+                force=force,
+                command=command_line(),
+            )
     if as_json:
         print_json(done)
         return

@@ -22,7 +22,7 @@ _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.2613
 _PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
-def read_data(path: Path, task: str, head: Tensor, predictor: ClipVision | TextEncoder) -> Samples:
+def read_data(path: Path, task: str, head: Tensor, predictor: Any) -> Samples:
     """The labelled data of one task from whatever a path holds; training data where a file has both."""
     if path.is_dir():
         return _read_folder(path, task, head, _vision(path, predictor))
@@ -33,7 +33,7 @@ def read_data(path: Path, task: str, head: Tensor, predictor: ClipVision | TextE
     if path.suffix == ".parquet":
         return _read_parquet(path, task, head, predictor)
     if path.suffix == ".jsonl":
-        if not isinstance(predictor, TextEncoder):
+        if not _reads_text(predictor):
             raise OptionError(f"{path}: holds text, but the base is not a text encoder")
         return read_jsonl(path, task, head, predictor)
     raise OptionError(
@@ -118,7 +118,7 @@ def read_jsonl(path: Path, task: str, head: Tensor, predictor: TextEncoder) -> S
     return _texts(str(path), [t for t, _ in rows], [y for _, y in rows], task, head, predictor)
 
 
-def _read_parquet(path: Path, task: str, head: Tensor, predictor: ClipVision | TextEncoder) -> Samples:
+def _read_parquet(path: Path, task: str, head: Tensor, predictor: Any) -> Samples:
     """A table with a 'label' column and a column 'image' (encoded bytes, as the datasets library writes it) or 'text'."""
     try:
         import pyarrow.parquet as parquet
@@ -128,7 +128,7 @@ def _read_parquet(path: Path, task: str, head: Tensor, predictor: ClipVision | T
         table = parquet.read_table(path)
     except Exception as problem:  # pyarrow has its own hierarchy of errors
         raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None
-    wanted = "text" if isinstance(predictor, TextEncoder) else "image"
+    wanted = "text" if _reads_text(predictor) else "image"
     for column in (wanted, "label"):
         if column not in table.column_names:
             raise OptionError(f"{path}: has no column '{column}'; it has {', '.join(table.column_names)}")
@@ -136,7 +136,7 @@ def _read_parquet(path: Path, task: str, head: Tensor, predictor: ClipVision | T
     for label in labels:
         if type(label) is not int:
             raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers")
-    if isinstance(predictor, TextEncoder):
+    if _reads_text(predictor):
         return _texts(str(path), [str(v) for v in values], labels, task, head, predictor)
     pictures = [decode(str(path), v.get("bytes") if isinstance(v, dict) else v, predictor.image_size) for v in values]
     return _images(str(path), _stacked(pictures, predictor), np.asarray(labels), task, head, predictor)
@@ -192,7 +192,11 @@ def _checked(where: str, inputs: dict[str, Tensor], labels: np.ndarray, task: st
     return made
 
 
-def _vision(path: Path, predictor: ClipVision | TextEncoder) -> ClipVision:
-    if not isinstance(predictor, ClipVision):
+def _vision(path: Path, predictor: Any) -> Any:
+    if _reads_text(predictor):
         raise OptionError(f"{path}: holds images, but the base is a text encoder")
     return predictor
+
+
+def _reads_text(predictor: Any) -> bool:
+    return hasattr(predictor, "encode")

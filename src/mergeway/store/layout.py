@@ -28,6 +28,7 @@ from mergeway.checkpoint.source import SafetensorsFiles
 from mergeway.checkpoint.writer import write_text, writing
 from mergeway.errors import CheckpointError, TrunkError, TrunkLocked
 from mergeway.progress import SILENT, Progress
+from mergeway.ranks import team
 from mergeway.store.journal import Journal, Record
 
 FORMAT = 1
@@ -104,8 +105,17 @@ class Store:
 
     @contextlib.contextmanager
     def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
-        """Be the one writer; the operating system frees the lock of a killed one."""
+        """Be the one writer (of a team, the lead is); the operating system frees the lock of a killed one."""
         lock = FileLock(self.path / "lock")
+        team().from_lead(lambda: self._take(lock, wait, progress))
+        try:
+            team().from_lead(self._sweep)
+            yield
+        finally:
+            if team().lead:
+                lock.release()
+
+    def _take(self, lock: FileLock, wait: bool, progress: Progress) -> None:
         try:
             try:
                 lock.acquire(timeout=0)
@@ -118,11 +128,6 @@ class Store:
                 lock.acquire()
         except OSError as problem:
             raise TrunkError(f"{self.path}: cannot be locked for writing ({problem.strerror})") from None
-        try:
-            self._sweep()
-            yield
-        finally:
-            lock.release()
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
@@ -139,16 +144,24 @@ class Store:
     @contextlib.contextmanager
     def stage(self) -> Iterator[Path]:
         """A directory for the next snapshot; gone again unless it was committed."""
-        stage = self.steps / f"next-{os.getpid()}"
-        with writing(stage):
-            stage.mkdir()
+        stage = team().from_lead(self._make_stage)
         try:
             yield stage
         finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            if team().lead:
+                shutil.rmtree(stage, ignore_errors=True)
+
+    def _make_stage(self) -> Path:
+        stage = self.steps / f"next-{os.getpid()}"
+        with writing(stage):
+            stage.mkdir()
+        return stage
 
     def commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
         """Make the staged snapshot and its record part of the trunk, both or neither, then drop the oldest snapshots."""
+        return team().from_lead(lambda: self._commit(stage, digests, journal, record, keep))
+
+    def _commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
         text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
         write_text(stage / DIGESTS, text)
         grown = journal.with_record(Record(**{**record.__dict__, "files": hashlib.sha256(text.encode()).hexdigest()}))

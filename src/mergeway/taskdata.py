@@ -1,0 +1,41 @@
+"""What `--data` and `--head` stand for: how the base reads its inputs, and the samples of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.calibration import Samples
+from mergeway.data import read_data
+from mergeway.data.documents import read_documents
+from mergeway.errors import OptionError
+from mergeway.models import CausalLM, classes_of, make_model, own_settings
+from mergeway.suite import arrival_data
+
+
+def task_data(
+    data: str, head: Path | None, task: str, base: Path, own: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, Any], Samples]:
+    """Settings and training samples of a task; `own` is the head that came with the arrival's weights.
+
+    Which objective it is follows from the base's `config.json`: a language model, a classifier with a head for each task, or
+    an encoder under a frozen head (`--head`, or that of a suite).
+    """
+    suite = (Path(data.partition("#")[0]) / "suite.json").exists()
+    settings = None if suite or head is not None or not (base / "config.json").exists() else own_settings(base)
+    if settings is None:
+        return arrival_data(data, head, task, base)
+    model: Any = make_model(base, settings)
+    if isinstance(model, CausalLM):
+        if Path(data).suffix != ".jsonl":
+            raise OptionError(f"{data}: a language model is calibrated on a .jsonl file of text or chats")
+        return settings, read_documents(Path(data), task, model)
+    classes = classes_of(own) if own else int(model.model.config.num_labels)
+    # The readers want a head to count its classes; the tensors themselves take their place in the model.
+    counted = torch.zeros(classes or 1, 1)
+    return settings, replace(read_data(Path(data), task, counted, model), head=own or None)
