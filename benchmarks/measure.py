@@ -1,7 +1,7 @@
 """What the benchmarks share: running commands side by side, watching their memory, and the ratio line.
 
 Time is the shortest of several runs that take turns, because other work on the machine only ever adds to it. Memory is the
-peak of the private anonymous pages of a process (`Anonymous` in /proc/<pid>/smaps_rollup), in a run of its own: pages of
+peak of the private anonymous pages of a process (`RssAnon` in /proc/<pid>/status), in a run of its own: pages of
 mapped checkpoint files belong to the page cache and are given back whenever anyone needs them. Linux only.
 """
 
@@ -137,7 +137,7 @@ def anonymous_memory(name: str, command: Command, threads: int, scratch: Path, l
 
 
 def watched(name: str, command: Command, threads: int, scratch: Path, look: Look | None = None) -> tuple[Spent, int]:
-    """One run of a command: its time, which the watching adds a little to, and its peak of memory."""
+    """One run of a command: its time and its peak of memory."""
     with _output(scratch) as out, tempfile.TemporaryFile("w+") as log:
         words = command(out)
         wall, cpu = time.perf_counter(), _children_cpu()
@@ -179,9 +179,9 @@ def _output(scratch: Path) -> Iterator[Path]:
 
 def _anonymous(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
+        with open(f"/proc/{pid}/status") as file:
             for line in file:
-                if line.startswith("Anonymous:"):
+                if line.startswith("RssAnon:"):
                     return int(line.split()[1]) * 1024
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         pass  # the process has just ended
