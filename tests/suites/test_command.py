@@ -37,11 +37,14 @@ def rewrite(path, change):
 
 def test_list(call):
     rows = call("suites", "--json").json()
-    assert [row["suite"] for row in rows] == ["digits"]
+    names = [row["suite"] for row in rows]
+    assert names[:3] == ["digits", "split-mnist", "rotated-digits"]
+    assert {"clip-vit-b32-8", "clip-vit-l14-20", "cifar100-50", "imagenet-r-5", "office-31", "domainnet"} <= set(names)
     assert len(rows[0]["tasks"]) == 8
     text = call("suites").ok().out
     for task in rows[0]["tasks"]:
         assert task["task"] in text
+    assert all(name in text for name in names)
 
 
 def test_good_suite(call, copy):

@@ -31,7 +31,7 @@ def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool
         )
     source, path = str(ref), Path(ref)
     if not _exists(path):
-        path = _from_hub(source)
+        path = from_hub(source)
     if pickles := pickles_in(path):
         if not allow_pickle:
             raise refuse(source, path, pickles)
@@ -52,7 +52,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _from_hub(source: str) -> Path:
+def from_hub(source: str) -> Path:
+    """The snapshot of a hub id, downloaded or from the cache."""
     nothing = CheckpointError(f"{source}: no such file or directory, and not a hub id of the form org/name[@revision]")
     match = _HUB_ID.match(source)
     if not match or source.endswith((".safetensors", ".bin", ".pt", ".pth")):

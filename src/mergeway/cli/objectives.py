@@ -53,11 +53,11 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
 
 
 def find_suite(name: str) -> Suite:
-    """A suite by its directory, or an embedded one by its name."""
+    """A suite by its directory, or by its name."""
     from mergeway.suite import load_suite
-    from mergeway.suites import embedded
+    from mergeway.suites import named
 
-    return load_suite(embedded(name) if not Path(name).exists() else name)
+    return load_suite(name if Path(name).exists() else named(name))
 
 
 def import_function(text: str) -> Any:

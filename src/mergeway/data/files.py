@@ -14,12 +14,11 @@ from torch import Tensor
 from mergeway.calibration import Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
-from mergeway.data.pictures import decode
+from mergeway.data.pictures import PICTURES, decode
 from mergeway.errors import OptionError
 from mergeway.predictors import ClipVision, TextEncoder
 
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
 def read_data(path: Path, task: str, head: Tensor, predictor: Any) -> Samples:
@@ -58,11 +57,11 @@ def read_head(path: Path, width: int) -> Tensor:
     return head
 
 
-def base_settings(base: Path, head: Path) -> dict[str, Any]:
+def base_settings(base: Path, head: Path | None) -> dict[str, Any]:
     """How a base reads its inputs, from its own config and preprocessor files; a head file may carry its 'logit_scale'."""
     config = read_json(base / "config.json", "the base's config")
-    stored = SafetensorsFiles(str(head), [head])
-    scale = float(stored.read("logit_scale").reshape(-1)[0]) if "logit_scale" in stored.infos else None
+    stored = SafetensorsFiles(str(head), [head]) if head else None
+    scale = float(stored.read("logit_scale").reshape(-1)[0]) if stored and "logit_scale" in stored.infos else None
     if config.get("model_type") == "clip_vision_model":
         processor = base / "preprocessor_config.json"
         said = read_json(processor, "the base's preprocessor") if processor.exists() else {}
@@ -149,11 +148,11 @@ def _read_folder(path: Path, task: str, head: Tensor, predictor: ClipVision) -> 
         (file, label)
         for label, folder in enumerate(classes)
         for file in sorted(folder.iterdir())
-        if file.suffix.lower() in _PICTURES
+        if file.suffix.lower() in PICTURES
     ]
     if not found:
         raise OptionError(
-            f"{path}: no images; expected one folder a class with {', '.join(sorted(_PICTURES))} files in it"
+            f"{path}: no images; expected one folder a class with {', '.join(sorted(PICTURES))} files in it"
         )
     if len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")

@@ -88,7 +88,10 @@ def load_split(source: str, config: str | None, split: str) -> Any:
         raise OptionError(f"{source}: datasets of the hub need a library; pip install 'mergeway[hub]'") from None
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(_snapshot(source), config, split=split)
+        if source.endswith(".parquet"):
+            rows = datasets.load_dataset("parquet", data_files=source, split=split)
+        else:
+            rows = datasets.load_dataset(_snapshot(source), config, split=split)
     except ValueError as problem:  # no such configuration or split
         raise OptionError(f"{source}: {_one_line(problem)}") from None
     except Exception as problem:  # offline, gated, absent, damaged: the library has a class for each

@@ -9,6 +9,8 @@ import numpy as np
 
 from mergeway.errors import OptionError
 
+PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
 
 def decode(where: str, data: Any, size: int) -> np.ndarray:
     """One picture as uint8 [size, size, 3], exactly as CLIP's own processor resizes and crops it."""

@@ -24,9 +24,14 @@ def check_suite(path: str | Path) -> list[dict[str, Any]]:
         train, test = (len(suite.samples(task.name, split)) for split in ("train", "test"))
         head = read_head(task.head, suite.predictor.width)
         _check_lengths(task.head, head)
-        expert = open_checkpoint(task.expert, base)
-        check_fits(base, seen, expert, inspect_checkpoint(expert))
-        rows.append({"task": task.name, "classes": len(head), "train": train, "test": test})
+        if task.labels is not None and not all(0 <= y < len(head) for y in task.labels):
+            raise OptionError(
+                f"{task.head}: has {len(head)} rows, but task '{task.name}' names class {max(task.labels)}"
+            )
+        if task.arrives is not None:
+            expert = open_checkpoint(task.arrives, base)
+            check_fits(base, seen, expert, inspect_checkpoint(expert))
+        rows.append({"task": task.name, "classes": len(task.labels or head), "train": train, "test": test})
     return rows
 
 

