@@ -17,7 +17,6 @@ from mergeway.heads import DESCRIPTION as HEADS
 from mergeway.heads import Head, write_heads
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import seen_objective
-from mergeway.ranks import team
 from mergeway.rules import Fold
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import now
@@ -74,7 +73,7 @@ class Commit:
             keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
             self.way.keep_whole(done.memory, keep)
             digests: Digests = {MEMORY: keep.finish()} | (
-                team().from_lead(lambda: samples.write(stage)) if samples else {}
+                samples.write(stage) if samples else {}
             )
             journal = self._model(self.journal, stage, done.deployed, digests, record, at, done.details)
         polished = self.way.rule.polish(done.deployed, objective)

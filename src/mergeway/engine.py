@@ -27,8 +27,9 @@ from mergeway.errors import CheckpointError, OptionError
 from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
-from mergeway.rules import Fold, Rule
+from mergeway.rules import Fold, Ode, Rule
 from mergeway.rules.rule import Memory, Whole
+from mergeway.sharded import ShardedObjective, cut, offset
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,13 @@ class Pass:
         """One arrival by a rule that sees the whole model at once."""
         at = at.next(arrival.weight)
         infos = self.base.merged_infos
-        held = {slot: {n: memory.read(slot_name(slot, n)) for n in infos} for slot in self.rule.slots} if memory else {}
-        start = {n: self.base.checkpoint.read(n).to(wide(i.dtype)) for n, i in infos.items()}
-        target = {n: arrival.read(n).to(wide(i.dtype)) for n, i in infos.items()}
+        own = _own_part(self.rule)
+        if team().count > 1 and at.step > 1:
+            objective = ShardedObjective(objective)
+        slots = self.rule.slots if memory else ()
+        held = {slot: {n: own(memory.read(slot_name(slot, n))) for n in infos} for slot in slots}  # type: ignore[union-attr]
+        start = {n: own(self.base.checkpoint.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
+        target = {n: own(arrival.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
         self.progress.begin("merging", 0)
         whole = self.rule.merge(at, start, held, target, objective)
         return at.settled(whole.facts), whole
@@ -198,12 +203,12 @@ class Pass:
         """Hand the memory of a whole-model rule on."""
         for slot, tensors in memory.items():
             for name, tensor in tensors.items():
-                keep.write(slot_name(slot, name), 0, tensor)
+                keep.write(slot_name(slot, name), offset(self.base.merged_infos[name].shape), tensor)
 
     def deploy_whole(self, tensors: Mapping[str, Tensor], model: Sink) -> None:
         """Round a deployed model to the base's dtypes and write it."""
         for name, info in self.base.merged_infos.items():
-            model.write(name, 0, _checked(name, tensors[name].to(info.dtype)))
+            model.write(name, offset(info.shape), _checked(name, tensors[name].to(info.dtype)))
 
     def unfold(self, arrival: Arrival, at: Fold, memory: Checkpoint, keep: Sink) -> Fold:
         """Take an arrival out of the memory of an additive rule."""
@@ -289,6 +294,15 @@ class Pass:
         update = self.rule.update(at, part, memory) if at.step else torch.zeros_like(origin)
         tensor = _checked(name, (origin + update).to(self.base.checkpoint.infos[name].dtype))
         model.write(name, part.start, tensor)
+
+
+def _own_part(rule: Rule) -> Callable[[Tensor], Tensor]:
+    """What of a tensor a rank works on when a rule sees the whole model: its rows, or all of it when it is alone."""
+    if team().count == 1:
+        return lambda tensor: tensor
+    if not isinstance(rule, Ode):
+        raise OptionError(f"rule '{rule.name}' runs on one process; start it without torchrun")
+    return cut
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from mergeway.errors import OptionError, TrunkError, suggest
 from mergeway.models import make_model
 from mergeway.objective import Objective
 from mergeway.params import TensorInfo
+from mergeway.ranks import team
 from mergeway.rows import read_rows, write_rows
 
 DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
@@ -85,7 +86,18 @@ class CalibrationMemory:
         )
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:
-        """The memory's files in a snapshot, and their digests."""
+        """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
+        digests = team().from_lead(lambda: self._write_rows(directory))
+        heads = self._heads()
+        if heads:
+            infos = {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in heads.items()}
+            writer = FileWriter(directory / HEADS, infos)
+            for name, tensor in heads.items() if team().lead else ():
+                writer.write(name, 0, tensor)
+            digests[HEADS] = writer.finish()
+        return digests
+
+    def _write_rows(self, directory: Path) -> dict[str, dict[str, str]]:
         columns = write_rows(directory / ROWS, self.tasks)
         described = {
             "settings": dict(self.settings),
@@ -100,14 +112,7 @@ class CalibrationMemory:
         write_text(directory / DESCRIPTION, text)
         with writing(directory / ROWS):
             rows = hashlib.sha256((directory / ROWS).read_bytes()).hexdigest()
-        digests = {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, ROWS: {"": rows}}
-        heads = self._heads()
-        if heads:
-            writer = FileWriter(directory / HEADS, {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in heads.items()})
-            for name, tensor in heads.items():
-                writer.write(name, 0, tensor)
-            digests[HEADS] = writer.finish()
-        return digests
+        return {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, ROWS: {"": rows}}
 
     def _heads(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from mergeway.calibration import Samples
 from mergeway.errors import OptionError
+from mergeway.hollow import hollow_model
+from mergeway.ranks import team
 
 
 class ClipVision:
@@ -136,7 +138,8 @@ def _load(kind: Any, directory: Path) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return kind.from_pretrained(directory).eval().requires_grad_(False)
+            made = hollow_model(kind, directory) if team().count > 1 else kind.from_pretrained(directory)
+            return made.eval().requires_grad_(False)
     except (OSError, ValueError, KeyError) as problem:
         raise OptionError(
             f"{directory}: the base cannot be loaded as {kind.__name__} ({' '.join(str(problem).split())[:160]})"

@@ -140,7 +140,7 @@ def _failed(message: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
-    if not Settings.silent:
+    if not Settings.silent or code == 1:  # a bug may show on one rank alone
         print("error: " + " ".join(message.split()), file=sys.stderr)
     return code
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mergeway.ode.field import Field, Slope
 from mergeway.ode.flat import FlatParams
+from mergeway.ranks import team
 
 if TYPE_CHECKING:
     from mergeway.ode.path import Trajectory
@@ -127,4 +128,4 @@ def _change(flat: FlatParams, there: Slope) -> float:
         )
         change = v2 - flat.spare[part].double()
         total += float(change @ change)
-    return sqrt(total)
+    return sqrt(team().add_up([total])[0])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mergeway.errors import MergewayError, OptionError
 from mergeway.params import wide
+from mergeway.ranks import team
 
 # A loss over named tensors; autograd gives its gradient.
 Loss = Callable[[Mapping[str, Tensor]], Tensor]
@@ -36,7 +37,9 @@ class FlatParams:
                 )
         floats = [n for n in start if start[n].is_floating_point()]
         dtype = torch.float64 if any(wide(start[n].dtype) is torch.float64 for n in floats) else torch.float32
-        self.moving = [n for n in floats if not torch.equal(start[n], target[n])]
+        mine = {n for n in floats if not torch.equal(start[n], target[n])}
+        moved = set().union(*team().gather(mine))  # each rank sees its own rows only
+        self.moving = [n for n in floats if n in moved]
         self._shapes = {n: start[n].shape for n in self.moving}
         size = sum(start[n].numel() for n in self.moving)
         self.theta = torch.empty(size, dtype=dtype)
@@ -141,7 +144,7 @@ def products(*pairs: tuple[Tensor, Tensor]) -> list[float]:
         for k, (a, b) in enumerate(pairs):
             x = a[part].double()
             totals[k] += float(x @ (x if a is b else b[part].double()))
-    return totals
+    return team().add_up(totals)
 
 
 def gap_products(flat: FlatParams, d: Tensor) -> tuple[float, float]:
@@ -152,4 +155,5 @@ def gap_products(flat: FlatParams, d: Tensor) -> tuple[float, float]:
         r = flat.target[part].double() - flat.theta[part].double()
         cross += float(r @ d[part].double())
         length += float(r @ r)
+    cross, length = team().add_up([cross, length])
     return cross, length

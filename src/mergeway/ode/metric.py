@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 from mergeway.ode.flat import FlatParams, products
+from mergeway.ranks import team
 
 Metric = Literal["euclidean", "layer", "diagonal"]
 
@@ -27,8 +28,9 @@ def _scale_to_layers(flat: FlatParams) -> float:
     total = 0.0
     for span in flat.spans.values():
         g = flat.grad[span]
-        length = float(g.double().norm())
-        gap = float((flat.target[span].double() - flat.theta[span].double()).norm())
+        away = flat.target[span].double() - flat.theta[span].double()
+        squares = [float(g.double().square().sum()), float(away.square().sum())]
+        length, gap = (math.sqrt(square) for square in team().add_up(squares))
         if length > 0:
             g.mul_(gap / length)
             total += gap * length
@@ -37,7 +39,8 @@ def _scale_to_layers(flat: FlatParams) -> float:
 
 def _divide_by_moments(flat: FlatParams) -> float:
     s = flat.moments
-    mean = float(s.double().mean()) if s.numel() else 0.0
+    total, count = team().add_up([float(s.double().sum()), float(s.numel())])
+    mean = total / count if count else 0.0
     if mean == 0.0:
         return products((flat.grad, flat.grad))[0]
     # The floor keeps entries that hardly any task uses from dominating.
@@ -48,4 +51,4 @@ def _divide_by_moments(flat: FlatParams) -> float:
         g = flat.grad[part].double()
         d_g += float((g / s[part]) @ g)
     flat.grad.div_(s)
-    return d_g
+    return team().add_up([d_g])[0]

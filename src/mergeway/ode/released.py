@@ -14,6 +14,7 @@ from mergeway.errors import OptionError
 from mergeway.ode.controller import landed, next_step
 from mergeway.ode.field import Field, Slope
 from mergeway.ode.flat import FlatParams, gap_products, products
+from mergeway.ranks import team
 
 if TYPE_CHECKING:
     from mergeway.ode.path import Trajectory
@@ -145,7 +146,7 @@ def refine(
         losses.append(flat.gradient(objective))
         adam.step()
         with torch.no_grad():
-            moved = math.sqrt(float((flat.theta - origin).double().square().sum()))
+            moved = math.sqrt(team().add_up([float((flat.theta - origin).double().square().sum())])[0])
             if moved > radius:
                 flat.theta.copy_(torch.lerp(origin, flat.theta, radius / moved))
     losses.append(flat.value(objective))
