@@ -106,6 +106,7 @@ def bench(
     out: Path | None = None,
     resume: bool = False,
     jobs: int = 1,
+    engine: str = "local",
     ends: dict[str, dict[str, float]] | None = None,
     progress: Progress = SILENT,
 ) -> Run:
@@ -122,6 +123,8 @@ def bench(
         raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
     if orders < 1 or jobs < 1:
         raise OptionError("--orders and --jobs must be at least 1")
+    if engine not in ("local", "ray"):
+        raise OptionError(f"--engine '{engine}': it takes local or ray")
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
     cells = plan(suite, rules, lengths, orders, utilities, samples)
@@ -145,7 +148,7 @@ def bench(
     todo = [c for c in cells if len(streams.get(c.key, ())) < len(c.order)]
     progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells))
     progress.advance(sum(len(streams.get(c.key, ())) for c in cells))
-    for cell, folds in _work(suite, todo, jobs, progress, store):
+    for cell, folds in _work(suite, todo, jobs, engine, progress, store):
         run.streams[cell.key] = folds
     if store:
         store.write_folds(run.finished())
@@ -154,7 +157,7 @@ def bench(
 
 
 def _work(
-    suite: Suite, todo: Sequence[Cell], jobs: int, progress: Progress, store: _Store | None
+    suite: Suite, todo: Sequence[Cell], jobs: int, engine: str, progress: Progress, store: _Store | None
 ) -> Iterable[tuple[Cell, list[FoldResult]]]:
     def keep(cell: Cell) -> Callable[[FoldResult], None]:
         def one(fold: FoldResult) -> None:
@@ -164,6 +167,14 @@ def _work(
 
         return one
 
+    if engine == "ray":
+        from mergeway.bench.cluster import ray_cells
+
+        for cell, folds in ray_cells(suite.path, suite.tests, todo, jobs):
+            for fold in folds:
+                keep(cell)(fold)
+            yield cell, folds
+        return
     if jobs == 1:
         for cell in todo:
             note, folds = keep(cell), []

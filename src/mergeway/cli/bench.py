@@ -36,6 +36,9 @@ def bench(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")] = 1,
+    engine: Annotated[
+        str, typer.Option("--engine", help="local, or ray for tasks on a running Ray cluster or a local one.")
+    ] = "local",
     table: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +90,7 @@ def bench(
             out=out,
             resume=resume,
             jobs=jobs,
+            engine=engine,
             progress=bar,
         )
     result = run.as_json()
