@@ -52,12 +52,12 @@ def over_orders(values: Sequence[float], digits: int = 1) -> Value:
 
 
 def mark_best(rows: Sequence[list[Entry]]) -> list[list[Entry]]:
-    """The rows with the highest number of each column marked; equal ones, as they are shown, are all the best."""
+    """The rows with the highest number of each column marked, as shown: several where they tie, none where all are equal."""
     marked = [list(row) for row in rows]
     for i in range(len(rows[0]) if rows else 0):
         shown = {k: round(cell.mean, cell.digits) for k, row in enumerate(rows) if isinstance(cell := row[i], Value)}
         for k, value in shown.items():
             cell = rows[k][i]
-            if len(shown) > 1 and value == max(shown.values()) and isinstance(cell, Value):
+            if min(shown.values()) < value == max(shown.values()) and isinstance(cell, Value):
                 marked[k][i] = replace(cell, best=True)
     return marked
