@@ -75,7 +75,10 @@ def plain_accuracy(model, tower, task, data):
         found = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output).double().numpy()
     model.vision_model.load_state_dict(before)
     found /= np.linalg.norm(found, axis=-1, keepdims=True)
-    return 100 * float(np.mean((found @ plain_head(model, task).T).argmax(-1) == np.array(labels)))
+    cosines, right = found @ plain_head(model, task).T, np.array(labels)
+    # Heads of prompts that differ in a letter are close: a picture whose best two answers are a rounding apart may go either way.
+    best, second = np.sort(cosines)[:, -1], np.sort(cosines)[:, -2]
+    return pytest.approx(100 * np.mean(cosines.argmax(-1) == right), abs=100 * np.mean(best - second < 1e-5) + 1e-3)
 
 
 def test_heads_are_averaged_prompts(hub, suite):
@@ -102,8 +105,8 @@ def test_bench_over_three_tasks_and_two_rules(hub, suite, call, tmp_path):
     base = {n: t.double() for n, t in model.vision_model.state_dict().items() if t.is_floating_point()}
     ends = json.loads((out / "ends.json").read_text())
     for task in TASKS:
-        assert ends["base"][task] == pytest.approx(plain_accuracy(model, base, task, data[task]))
-        assert ends["experts"][task] == pytest.approx(plain_accuracy(model, towers[task], task, data[task]))
+        assert ends["base"][task] == plain_accuracy(model, base, task, data[task])
+        assert ends["experts"][task] == plain_accuracy(model, towers[task], task, data[task])
     assert any(accuracy > 0 for side in ends.values() for accuracy in side.values())
     folders = sorted((out / "matrices").iterdir())
     assert len(folders) == 4
@@ -115,13 +118,13 @@ def test_bench_over_three_tasks_and_two_rules(hub, suite, call, tmp_path):
             share = 1 / k if file.name.startswith("average") else 0.4
             merged = {n: (base[n] + share * sum(d[n] for d in moved)).float() for n in base}
             wanted = [plain_accuracy(model, merged, t, data[t]) for t in order[:k]]
-            assert [float(a) for a in line[1 : k + 1]] == pytest.approx(wanted, abs=1e-3)
+            assert [float(a) for a in line[1 : k + 1]] == wanted
 
 
 def test_evaluate_and_check(hub, suite, call):
     _, towers, data = hub
     told = call("evaluate", suite.task("mnist").expert, "--suite", suite.path, "--json").json()
-    assert told["tasks"]["mnist"] == pytest.approx(plain_accuracy(hub[0], towers["mnist"], "mnist", data["mnist"]))
+    assert told["tasks"]["mnist"] == plain_accuracy(hub[0], towers["mnist"], "mnist", data["mnist"])
     assert [row["test"] for row in check_suite(suite.path)] == [15, 15, 15]
 
 
