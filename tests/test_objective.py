@@ -264,7 +264,7 @@ def test_accuracy_is_the_share_of_hits(vision):
     samples = vision.samples("cats", "test")
     hits = (vision.predictor(params, samples.inputs, samples.head).argmax(1) == samples.labels).float().mean()
     assert vision.accuracy(params, "cats") == pytest.approx(100 * float(hits))
-    assert vision.accuracy(params, "cats", batch=3) == vision.accuracy(params, "cats")
+    assert vision.accuracies(params, ["cats"], batch=3) == [vision.accuracy(params, "cats")]
     half = {n: t.bfloat16() if t.is_floating_point() else t for n, t in params.items()}
     wide = {n: t.float() if t.is_floating_point() else t for n, t in half.items()}
     assert vision.accuracy(half, "cats") == vision.accuracy(wide, "cats")

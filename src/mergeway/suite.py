@@ -109,7 +109,7 @@ class Suite:
         return self.accuracies(params, [name], seen)[0]
 
     def accuracies(
-        self, params: Mapping[str, Tensor], names: Sequence[str], seen: Sequence[str] | None = None, batch: int = 64
+        self, params: Mapping[str, Tensor], names: Sequence[str], seen: Sequence[str] | None = None, batch: int = 32
     ) -> list[float]:
         """Top-1 accuracy on each task's test data, in percent; half precision is computed with in float32.
 
