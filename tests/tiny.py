@@ -104,6 +104,24 @@ def text_suite(folder: Path, tasks: tuple[str, ...] = ("colour", "animal"), trai
     return _describe(folder, "text-encoder", rows, {"max_length": 8, "pooling": "mean"})
 
 
+def per_sample_fisher(suite, task: str, model: Path | None = None) -> dict[str, torch.Tensor]:
+    """Mean squared gradient, one sample at a time, with the module's own parameters and nothing of ours but the data."""
+    from transformers import CLIPVisionModelWithProjection
+
+    model = CLIPVisionModelWithProjection.from_pretrained(model or suite.task(task).expert)
+    samples = suite.samples(task, "train")
+    squares = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for image, label in zip(samples.inputs["images"], samples.labels, strict=True):
+        model.zero_grad()
+        pixels = (image.permute(2, 0, 1)[None].float() / 255 - 0.5) / 0.5
+        features = model(pixel_values=pixels).image_embeds
+        logits = SCALE * (features / features.norm()) @ samples.head.mT
+        (-logits.log_softmax(-1)[0, label]).backward()
+        for n, p in model.named_parameters():
+            squares[n] += p.grad**2 / len(samples.labels)
+    return {n: s.detach() for n, s in squares.items()}
+
+
 def _save(model: torch.nn.Module, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles
 from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.writer import FileWriter
-from mergeway.engine import Arrival, Base, Pass, memory_infos
+from mergeway.engine import Arrival, Base, Pass, memory_infos, slot_name
 from mergeway.heads import DESCRIPTION as HEADS
 from mergeway.heads import Head, write_heads
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import seen_objective
+from mergeway.params import wide
 from mergeway.rules import Fold
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import now
@@ -72,9 +73,7 @@ class Commit:
             at, done = self.way.merge_whole(arrival, at, memory, objective)
             keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
             self.way.keep_whole(done.memory, keep)
-            digests: Digests = {MEMORY: keep.finish()} | (
-                samples.write(stage) if samples else {}
-            )
+            digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
             journal = self._model(self.journal, stage, done.deployed, digests, record, at, done.details)
         polished = self.way.rule.polish(done.deployed, objective)
         if polished is None:
@@ -84,6 +83,25 @@ class Commit:
             digests = self.store.link_snapshot(journal.last.step, stage, lambda name: not name.startswith("model"))
             extra = Record(len(journal.records), "refine", "", now(), task=arrival.task)
             return self._model(journal, stage, polished[0], digests, extra, at, {"refine": polished[1]}).last
+
+    def changed(self, tensors: Mapping[str, Tensor], record: Record, details: Mapping[str, Any]) -> Record:
+        """Other values for some deployed tensors; the rule goes on from them if its memory holds the deployed update."""
+        last, infos = self.journal.last, self.way.base.merged_infos
+        at, memory = self.standing()
+        assert memory is not None
+        deployed = self.store.model(last.step)
+        whole = {n: tensors.get(n, deployed.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
+        carries = self.way.rule.carries
+        with self.store.stage() as stage:
+            kept = self.store.link_snapshot(last.step, stage, lambda n: not n.startswith("model") and n != MEMORY)
+            keep = FileWriter(stage / MEMORY, memory_infos(self.way.rule, self.way.base))
+            moved = {slot_name(carries, n): n for n in tensors} if carries else {}
+            for name in memory.infos:
+                source = moved.get(name)
+                base = self.way.base.checkpoint.read(source).to(whole[source].dtype) if source else None
+                keep.write(name, 0, memory.read(name) if base is None else whole[moved[name]] - base)
+            digests = kept | {MEMORY: keep.finish()}
+            return self._model(self.journal, stage, whole, digests, record, at, details).last
 
     def base_again(self, record: Record) -> Record:
         """The last arrival was taken out: the deployed model is the base, and there is nothing to remember."""

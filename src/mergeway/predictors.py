@@ -34,11 +34,14 @@ class ClipVision:
 
     def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Normalised image features."""
+        return functional.normalize(self.embed(params, inputs), dim=-1)
+
+    def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """Image features before they are normalised."""
         images: Any = inputs["images"]
         images = images if isinstance(images, Tensor) else images.load()
         pixels = (images.permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
-        out = _run(self.model, params, {"pixel_values": pixels})
-        return functional.normalize(out.image_embeds, dim=-1)
+        return _run(self.model, params, {"pixel_values": pixels}).image_embeds
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
         return _logits(self.scale, self.features(params, inputs), head)
@@ -67,10 +70,13 @@ class TextEncoder:
 
     def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Normalised text features."""
-        out = _run(self.model, params, inputs)
-        hidden, keep = out.last_hidden_state, inputs["attention_mask"].unsqueeze(-1).to(out.last_hidden_state.dtype)
-        pooled = (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
-        return functional.normalize(pooled, dim=-1)
+        return functional.normalize(self.embed(params, inputs), dim=-1)
+
+    def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """Text features before they are normalised."""
+        hidden = _run(self.model, params, inputs).last_hidden_state
+        keep = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+        return (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
         return _logits(self.scale, self.features(params, inputs), head)

@@ -6,8 +6,11 @@ from __future__ import annotations
 class Progress:
     """Listens to long work and says nothing; the command line draws a bar instead."""
 
-    def begin(self, what: str, total: int) -> None:
-        """A stage starts, over that many bytes."""
+    def begin(self, what: str, total: int, unit: str = "bytes") -> None:
+        """A stage starts, over that many bytes or steps."""
+
+    def describe(self, what: str) -> None:
+        """The stage goes on under another description."""
 
     def advance(self, done: int) -> None:
         """So many more bytes are done; may come from any thread."""

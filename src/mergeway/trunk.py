@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mergeway.alignment import Alignment, align
 from mergeway.bringing import equip
 from mergeway.calibrating import Ask, calibrate
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
@@ -32,6 +33,7 @@ from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import Folded, now
 from mergeway.store.verify import problems_of
+from mergeway.tangent import Tangent
 from mergeway.taskdata import task_data
 
 
@@ -209,6 +211,39 @@ class Trunk:
             if memory is None or len(held) == 1:
                 return commit.base_again(record)
             return commit.parts(lambda keep, _: commit.way.unfold(arrival, at, memory, keep), record, deploy=True)
+
+    def align(
+        self,
+        data: str,
+        head: str | Path | None = None,
+        how: Alignment | None = None,
+        *,
+        tangent: bool = False,
+        wait: bool = True,
+    ) -> Record:
+        """Bring the features of the deployed model back to those before its last fold, on the last task's data.
+
+        Only the last projection moves, or what `how` names. `tangent` is for models that are judged in the tangent space.
+        """
+        how = how or Alignment()
+        with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
+            journal = self._store.journal()
+            last = journal.last
+            if last.kind != "add" or len(journal.folded()) < 2:
+                raise TrunkError(
+                    f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
+                )
+            base = self._base(pool)
+            predictor, samples = _read_data(data, head, str(last.task), base)
+            if tangent:
+                predictor = Tangent(predictor, {n: base.checkpoint.read(n).float() for n in base.merged_infos})
+            previous = self.deployed(last.step - 1)
+            before = {n: previous.read(n) for n in base.merged_infos}
+            merged = {n: self._store.model(last.step).read(n) for n in base.merged_infos}
+            done = align(predictor, merged, before, samples, how, self._progress)
+            record = Record(len(journal.records), "align", "", now(), task=last.task)
+            told = {"data": data, **asdict(how), "tangent": tangent, "before": done.before, "after": done.after}
+            return self._change(base, pool, journal).changed(done.moved, record, {"align": told})
 
     def rollback(self, step: int, *, wait: bool = True) -> Record:
         """Go back to an earlier step that still has its snapshot; that is a journal record too."""

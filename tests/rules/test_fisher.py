@@ -229,7 +229,7 @@ def test_without_moments_the_data_gives_an_empirical_fisher(tmp_path, call):
     names = [t.name for t in suite.tasks]
     experts = [t.expert for t in suite.tasks]
     merged = mergeway.merge(suite.base, experts, "fisher", objective=suite.objective(names))
-    moments = [per_sample_fisher(suite, name) for name in names]
+    moments = [tiny.per_sample_fisher(suite, name) for name in names]
     expected = mergeway.merge(suite.base, experts, "fisher", moments=moments)
     for name in expected:
         assert torch.allclose(merged[name], expected[name], atol=1e-5)
@@ -241,21 +241,3 @@ def test_without_moments_the_data_gives_an_empirical_fisher(tmp_path, call):
         assert torch.allclose(deployed[name], expected[name], atol=1e-5)
     with pytest.raises(OptionError, match="moments"):
         mergeway.merge(suite.base, experts, "fisher")
-
-
-def per_sample_fisher(suite, task):
-    """Mean squared gradient, one sample at a time, with the module's own parameters and nothing of ours but the data."""
-    from transformers import CLIPVisionModelWithProjection
-
-    model = CLIPVisionModelWithProjection.from_pretrained(suite.task(task).expert)
-    samples = suite.samples(task, "train")
-    squares = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    for image, label in zip(samples.inputs["images"], samples.labels, strict=True):
-        model.zero_grad()
-        pixels = (image.permute(2, 0, 1)[None].float() / 255 - 0.5) / 0.5
-        features = model(pixel_values=pixels).image_embeds
-        logits = tiny.SCALE * (features / features.norm()) @ samples.head.mT
-        (-logits.log_softmax(-1)[0, label]).backward()
-        for n, p in model.named_parameters():
-            squares[n] += p.grad**2 / len(samples.labels)
-    return {n: s.detach() for n, s in squares.items()}

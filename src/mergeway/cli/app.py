@@ -100,7 +100,7 @@ def _main_of_a_rank() -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    from mergeway.cli import bench, demo, merge, report, rules, suites, trunk  # noqa: F401 - importing a module registers its commands
+    from mergeway.cli import bench, demo, finetune, merge, report, rules, suites, trunk  # noqa: F401 - importing a module registers its commands
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words

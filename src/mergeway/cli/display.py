@@ -10,9 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
 from mergeway.cli.app import Settings
 from mergeway.progress import SILENT, Progress
@@ -45,15 +46,28 @@ def table(
     return made
 
 
+class _Done(DownloadColumn):
+    """How much is done: bytes as people write them, anything else as a plain count."""
+
+    def render(self, task: Task) -> Text:
+        unit = task.fields.get("unit", "bytes")
+        if unit == "bytes" or task.total is None:
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total:.0f} {unit}")
+
+
 class _Bar(Progress):
     """Draws one line for the stage that is under way."""
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None)
+        self._task = bar.add_task("", total=None, unit="bytes")
 
-    def begin(self, what: str, total: int) -> None:
-        self._bar.reset(self._task, description=what, total=total)
+    def begin(self, what: str, total: int, unit: str = "bytes") -> None:
+        self._bar.reset(self._task, description=what, total=total, unit=unit)
+
+    def describe(self, what: str) -> None:
+        self._bar.update(self._task, description=what)
 
     def advance(self, done: int) -> None:
         self._bar.advance(self._task, done)
@@ -78,7 +92,7 @@ def progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield _Notes()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), _Done(), TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
 

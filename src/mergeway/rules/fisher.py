@@ -29,6 +29,7 @@ class Fisher(Rule):
     slots = ("update", "moments")
     needs = frozenset({"moments"})
     brings = "moments"
+    carries = "update"
 
     lam: float | Literal["utility"] = 0.4
     debias: bool = False

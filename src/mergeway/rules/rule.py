@@ -92,6 +92,8 @@ class Rule:
     settles: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    # The slot that holds the deployed update itself: a stream goes on from a model that was changed after its fold.
+    carries: ClassVar[str | None] = None
     brings: ClassVar[Literal["moments", "grams"] | None] = None
 
     def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:

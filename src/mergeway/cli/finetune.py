@@ -1,0 +1,173 @@
+"""The commands around a merge: `finetune` before it, `moments` for it, `align` after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mergeway.cli.app import Force, Json, NoWait, app, command_line
+
+
+@app.command()
+def finetune(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")],
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="A task of it; several with commas, or 'all', are trained jointly.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The arrival's directory.")],
+    start: Annotated[
+        str | None,
+        typer.Option("--start", help="An expert or a trunk to start from; by default the base.", show_default=False),
+    ] = None,
+    tangent: Annotated[bool, typer.Option("--tangent", help="Train in the tangent space of the base.")] = False,
+    lwf: Annotated[bool, typer.Option("--lwf", help="Distil from the model at the start.")] = False,
+    lwf_weight: Annotated[float, typer.Option("--lwf-weight", help="What distillation counts in the loss.")] = 0.3,
+    temperature: Annotated[float, typer.Option("--temperature", help="How soft the distilled answers are.")] = 2.0,
+    ewc: Annotated[
+        bool, typer.Option("--ewc", help="Penalise moves by the Fisher information of earlier tasks.")
+    ] = False,
+    ewc_weight: Annotated[float, typer.Option("--ewc-weight", help="What the penalty counts in the loss.")] = 1e6,
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training data.")] = 10,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Steps in all, instead of --epochs.", show_default=False)
+    ] = None,
+    lr: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-5,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="AdamW's weight decay.")] = 0.1,
+    batch: Annotated[int, typer.Option("--batch", help="Examples a step.")] = 128,
+    warmup: Annotated[float, typer.Option("--warmup", help="The share of the steps in which the rate rises.")] = 0.1,
+    clip: Annotated[float, typer.Option("--clip", help="The longest gradient.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="The order of the examples.")] = 0,
+    freeze: Annotated[
+        str | None,
+        typer.Option("--freeze", metavar="REGEX", help="Parameters that stay as they are.", show_default=False),
+    ] = None,
+    save_every: Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")] = 100,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Tune a suite's model on a task and write the arrival together with its Adam moments."""
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.cli.objectives import find_suite
+    from mergeway.errors import OptionError
+    from mergeway.finetune import Training
+    from mergeway.finetune import finetune as tune
+
+    if save_every < 1:
+        raise OptionError(f"--save-every is {save_every}; it must be at least 1")
+    training = Training(
+        epochs,
+        steps,
+        lr,
+        weight_decay,
+        batch,
+        warmup,
+        clip,
+        seed,
+        tangent,
+        lwf_weight if lwf else 0.0,
+        temperature,
+        ewc_weight if ewc else 0.0,
+        freeze,
+    )
+    found = find_suite(suite)
+    names = [t.name for t in found.tasks] if task == "all" else task.split(",")
+    with progress() as bar:
+        done = tune(
+            found,
+            names,
+            out,
+            training,
+            start=start,
+            save_every=save_every,
+            force=force,
+            command=command_line(),
+            progress=bar,
+        )
+    last = done.log[-1]
+    if as_json:
+        print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
+        return
+    how = "in the tangent space, " if tangent else ""
+    console().print(f"{out}: {', '.join(names)}, {how}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
+
+
+@app.command()
+def moments(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A Trainer's checkpoint, or a file of optimiser state.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="The model's directory; by default where the optimiser's state lies.", show_default=False
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="REGEX", help="The parameters that were trained.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take Adam's second moments, by parameter name, out of a saved optimiser."""
+    from mergeway.cli.display import console, print_json
+    from mergeway.errors import OptionError
+    from mergeway.finetune.optimiser import read_optimiser
+    from mergeway.moments import write_moments
+
+    if out.exists():
+        raise OptionError(f"{out}: exists already; choose another file")
+    found = read_optimiser(checkpoint, model, only)
+    write_moments(out, found.moments, found.step, found.beta2)
+    if as_json:
+        told = {"out": str(out), "parameters": list(found.moments), "step": found.step, "beta2": found.beta2}
+        print_json(told)
+        return
+    console().print(f"{out}: moments of {len(found.moments)} parameters after step {found.step}", markup=False)
+
+
+@app.command()
+def align(
+    trunk: Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")],
+    data: Annotated[
+        str,
+        typer.Option("--data", help="The last task's data: npz, parquet, jsonl, a folder of images, or SUITE#TASK."),
+    ],
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", help="The task's frozen head, unless a suite brings it.", show_default=False),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module", metavar="REGEX", help="What to train; by default the last projection.", show_default=False
+        ),
+    ] = None,
+    distance: Annotated[str, typer.Option("--distance", help="What to bring down: mse or l1.")] = "mse",
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the data.")] = 1,
+    lr: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 1e-4,
+    batch: Annotated[int, typer.Option("--batch", help="Examples a step.")] = 128,
+    tangent: Annotated[bool, typer.Option("--tangent", help="Align features in the tangent space.")] = False,
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> None:
+    """Bring the features of the deployed model back to those before its last fold."""
+    from dataclasses import asdict
+
+    from mergeway.alignment import Alignment
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.trunk import Trunk
+
+    how = Alignment(module, distance, epochs, lr, batch)  # type: ignore[arg-type]
+    with progress() as bar:
+        record = Trunk.open(trunk, progress=bar).align(data, head, how, tangent=tangent, wait=not no_wait)
+    if as_json:
+        print_json(asdict(record))
+        return
+    told = record.details["align"]
+    console().print(
+        f"step {record.step} align {record.task}: d {told['before']:.5f} before, {told['after']:.5f} after",
+        markup=False,
+    )

@@ -1,0 +1,53 @@
+"""A training that can be killed at any moment: its state is replaced whole, and found again by the same command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeway.checkpoint.writer import writing
+from mergeway.errors import OptionError
+
+
+class State:
+    """The state of a training beside its output; what it was started with must not change in between."""
+
+    def __init__(self, out: Path, described: dict[str, Any]) -> None:
+        self._folder = out.parent / f".{out.name}.training"
+        self._file = self._folder / "state.pt"
+        self._described = described
+
+    def read(self) -> dict[str, Any] | None:
+        """Where the training was when it was killed; None for a new one."""
+        if not self._file.exists():
+            return None
+        try:
+            state = torch.load(self._file, map_location="cpu", weights_only=True)
+        except Exception as problem:
+            raise OptionError(
+                f"{self._file}: the state of an interrupted training cannot be read ({type(problem).__name__}); remove {self._folder} to start over"
+            ) from None
+        if state["described"] != self._described:
+            raise OptionError(
+                f"{self._folder}: holds an interrupted training with other settings; give the same again, or remove it to start over"
+            )
+        return state
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the state; a kill at any moment leaves the old or the new."""
+        new = self._file.with_suffix(".new")
+        with writing(new):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with open(new, "wb") as file:
+                torch.save({"described": self._described, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self._file)
+
+    def drop(self) -> None:
+        """The training is done."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""How a model is fine-tuned: the paper's numbers as defaults, checked when they are set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mergeway.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Training:
+    """AdamW with a cosine schedule, as Section 5.1 of Holistic CMM has it; `warmup` is a share of all steps."""
+
+    epochs: int = 10
+    steps: int | None = None
+    lr: float = 1e-5
+    weight_decay: float = 0.1
+    batch: int = 128
+    warmup: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    tangent: bool = False
+    lwf: float = 0.0
+    temperature: float = 2.0
+    ewc: float = 0.0
+    freeze: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch", 1), ("lr", 0), ("weight_decay", 0), ("lwf", 0), ("ewc", 0)):
+            value = getattr(self, name)
+            if not value >= low or math.isinf(value):
+                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be at least {low} and finite")
+        if self.steps is not None and self.steps < 1:
+            raise OptionError(f"--steps is {self.steps}; it must be at least 1")
+        if not 0 <= self.warmup <= 1:
+            raise OptionError(f"--warmup is {self.warmup}; it is a share of the steps, from 0 to 1")
+        for name in ("clip", "temperature"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"--{name} is {getattr(self, name)}; it must be positive")
+        if self.lwf and self.ewc:
+            raise OptionError("--lwf and --ewc: give one of them")
+
+    def total_steps(self, rows: int) -> int:
+        """The steps of a training on that many examples."""
+        return self.steps if self.steps is not None else self.epochs * math.ceil(rows / self.batch)
+
+    def rate(self, step: int, total: int) -> float:
+        """The learning rate of a step, the first being 0: a straight rise, then half a cosine down to 0."""
+        rise = math.ceil(self.warmup * total)
+        if step < rise:
+            return self.lr * (step + 1) / rise
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(total - rise, 1)))
+
+    def batches(self, rows: int, start: int, total: int) -> Iterator[Tensor]:
+        """The examples of each step from `start` on; every epoch is a shuffling that follows from the seed alone."""
+        a_pass = math.ceil(rows / self.batch)
+        order, epoch = torch.empty(0, dtype=torch.long), -1
+        for step in range(start, total):
+            if step // a_pass != epoch:
+                epoch = step // a_pass
+                generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
+                order = torch.randperm(rows, generator=generator)
+            at = step % a_pass * self.batch
+            yield order[at : at + self.batch]
