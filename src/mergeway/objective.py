@@ -13,8 +13,8 @@ from torch.nn import functional
 from mergeway.calibration import DEFAULT_SIZE, MASKED, Samples, check_samples, draw, shares
 from mergeway.errors import MergewayError, OptionError
 
-# Logits of a batch: predict(params, inputs, head).
-Predict = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], Tensor]
+# Logits of a batch: predict(params, inputs, head); what a head is depends on the kind of model.
+Predict = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Any], Tensor]
 
 
 class Objective:
