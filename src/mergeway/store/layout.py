@@ -97,7 +97,7 @@ class Store:
         # behind the journal is that of a writer killed before it got there; the next one brings it up.
         head = self.head_path.read_bytes() if self.head_path.exists() else b""
         journal = Journal.read(self.journal_path)
-        if not any(Journal([record]).head().encode() == head for record in journal.records):
+        if not any(Journal([record]).head().encode() == head for record in reversed(journal.records)):
             raise TrunkError(
                 f"{self.journal_path}: ends at step {journal.last.step}, which is not what {self.head_path.name} says; records were cut off, or {self.head_path.name} was changed"
             )
