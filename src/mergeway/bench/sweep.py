@@ -9,7 +9,6 @@ from mergeway.calibration import DEFAULT_SIZE
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.engine import prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import OptionError
-from mergeway.ode import trajectory
 from mergeway.rules import Ode, make
 from mergeway.suite import Suite
 
@@ -31,7 +30,6 @@ def sweep(
         raise OptionError(f"--points is {points}; a sweep has at least the two ends")
     rule = make("ode", options)
     assert isinstance(rule, Ode)
-    chosen = rule.chosen()
     first = open_checkpoint(start)
     with worker_pool() as pool:
         base = prepare_base(first, pool)
@@ -41,20 +39,7 @@ def sweep(
     names = _tasks_of(suite, first, arrival.checkpoint) if suite else []
     objective = suite.objective(names, size=samples) if suite else loss
     times = [i / (points - 1) for i in range(points)]
-    whole = trajectory(
-        here,
-        there,
-        objective,
-        1.0,
-        chosen.solver,
-        chosen.step,
-        chosen.certify,
-        guidance=chosen.guidance,
-        metric=chosen.metric,
-        task_norm=chosen.task_norm,
-        barrier=chosen.barrier,
-        save=times,
-    )
+    whole = rule.path(here, there, objective, 1.0, times)
     rows = []
     for time in times:
         params = whole.at(time)

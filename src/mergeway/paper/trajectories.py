@@ -14,7 +14,6 @@ from mergeway.bench.protocol import orders, parse_rule
 from mergeway.bench.sweep import sweep
 from mergeway.checkpoint import open_checkpoint
 from mergeway.merging import fold_steps
-from mergeway.ode import trajectory
 from mergeway.paper.study import Study
 from mergeway.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.rules import Ode, make
@@ -101,7 +100,6 @@ def _accuracies_by_time(study: Study, length: int, number: int) -> list[list[flo
     suite = study.suite
     rule = make("ode", parse_rule(study.ode)[1])
     assert isinstance(rule, Ode)
-    chosen = rule.chosen()
     order = list(orders([t.name for t in suite.tasks[:length]], number + 1)[number])
     objective = suite.objective(order, size=study.samples, seed=number)
     steps = fold_steps(suite.base, [suite.task(n).expert for n in order], rule, None, objective)
@@ -110,20 +108,7 @@ def _accuracies_by_time(study: Study, length: int, number: int) -> list[list[flo
     for k, (task, before) in enumerate(zip(order[1:], steps, strict=False), 2):
         target = open_checkpoint(suite.task(task).expert)
         start = {n: before.params[n].float() for n, info in target.infos.items() if info.merges}
-        path = trajectory(
-            start,
-            {n: target.read(n).float() for n in start},
-            objective.seen(k, [1.0] * k),
-            1.0,
-            chosen.solver,
-            chosen.step,
-            chosen.certify,
-            guidance=chosen.guidance,
-            metric=chosen.metric,
-            task_norm=chosen.task_norm,
-            barrier=chosen.barrier,
-            save=TIMES,
-        )
+        path = rule.path(start, {n: target.read(n).float() for n in start}, objective.seen(k, [1.0] * k), 1.0, TIMES)
         seen = order[:k]
         rows.append([float(np.mean(suite.accuracies(path.at(t), seen, seen))) for t in TIMES])
         study.progress.advance(1)

@@ -12,7 +12,6 @@ from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.writer import write_text
 from mergeway.errors import OptionError
 from mergeway.merging import fold_steps
-from mergeway.ode import trajectory
 from mergeway.progress import SILENT, Progress
 from mergeway.report.stored import SWEEP
 from mergeway.rules import Ode, make
@@ -31,7 +30,6 @@ def record_sweep(
     cell = _choose(suite, run)
     rule = make("ode", dict(cell.options) if cell.rule == "ode" else {})
     assert isinstance(rule, Ode)
-    chosen = rule.chosen()
     order, weights = list(cell.order), list(cell.weights)
     experts = [suite.task(name).expert for name in order]
     objective = suite.objective(order, size=cell.samples, seed=cell.number)
@@ -39,20 +37,7 @@ def record_sweep(
     target = open_checkpoint(experts[-1])
     start = {n: before.params[n].float() for n, info in target.infos.items() if info.merges}
     times = [i / (points - 1) for i in range(points)]
-    path = trajectory(
-        start,
-        {n: target.read(n).float() for n in start},
-        objective.seen(len(order), weights),
-        1.0,
-        chosen.solver,
-        chosen.step,
-        chosen.certify,
-        guidance=chosen.guidance,
-        metric=chosen.metric,
-        task_norm=chosen.task_norm,
-        barrier=chosen.barrier,
-        save=times,
-    )
+    path = rule.path(start, {n: target.read(n).float() for n in start}, objective.seen(len(order), weights), 1.0, times)
     progress.begin(f"judging {points} operating times", points * len(order))
     accuracies: dict[str, list[float]] = {name: [] for name in order}
     for time in times:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mergeway.ode import operating_time, trajectory
-from mergeway.ode.path import check_options
+from mergeway.ode.path import Trajectory, check_options
 from mergeway.ode.released import refine
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Params, Rule, Whole
@@ -52,20 +53,8 @@ class Ode(Rule):
     def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
         if at.step == 1:
             return Whole({"model": arrival}, arrival)
-        chosen = self.chosen()
-        path = trajectory(
-            memory["model"],
-            arrival,
-            objective,
-            operating_time(at.weight, at.total, chosen.time),
-            chosen.solver,
-            chosen.step,
-            chosen.certify,
-            guidance=chosen.guidance,
-            metric=chosen.metric,
-            task_norm=chosen.task_norm,
-            barrier=chosen.barrier,
-        )
+        until = operating_time(at.weight, at.total, self.chosen().time)
+        path = self.path(memory["model"], arrival, objective, until)
         facts = {
             "time": path.until,
             "gradients": path.evaluations,
@@ -74,6 +63,26 @@ class Ode(Rule):
             "gamma": min(path.gammas),
         }
         return Whole({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
+
+    def path(
+        self, start: Params, target: Params, objective: Any, until: float, save: Sequence[float] = ()
+    ) -> Trajectory:
+        """The way from `start` toward `target` with this rule's options."""
+        chosen = self.chosen()
+        return trajectory(
+            start,
+            target,
+            objective,
+            until,
+            chosen.solver,
+            chosen.step,
+            chosen.certify,
+            guidance=chosen.guidance,
+            metric=chosen.metric,
+            task_norm=chosen.task_norm,
+            barrier=chosen.barrier,
+            save=save,
+        )
 
     def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
         steps = self.chosen().refine
