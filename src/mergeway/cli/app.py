@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -41,6 +42,11 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing model 
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Fail instead of waiting when another process is writing to the trunk.")
 ]
+
+TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")]
+
+# The panels of `mergeway --help`.
+FOLD, DEPLOY, TRAIN, COMPARE = "Fold arrivals", "Look and deploy", "Train and prepare", "Compare rules"
 
 _ANYWHERE = ("--quiet", "-q", "--debug")
 
@@ -100,7 +106,8 @@ def _main_of_a_rank() -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    from mergeway.cli import bench, demo, finetune, merge, report, rules, suites, trunk  # noqa: F401 - importing a module registers its commands
+    # Importing a module registers its commands; --help shows them in this order.
+    from mergeway.cli import trunk, merge, history, export, finetune, bench, report, suites, rules, demo  # noqa: F401, I001
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words

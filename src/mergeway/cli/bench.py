@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mergeway.cli.app import Json, Set, app, read_options
+from mergeway.cli.app import COMPARE, Json, Set, app, read_options
 from mergeway.cli.objectives import ObjectiveOption
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")],
     rules: Annotated[
@@ -100,7 +100,7 @@ def bench(
     print_rows(result, orders)
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="TRUNK|REF", help="A trunk or any checkpoint.")],
     suite: Annotated[str, typer.Option("--suite", help="The suite whose test data judges it.")],
@@ -129,7 +129,7 @@ def evaluate(
     console().print(table(("task", "accuracy"), [*rows, ("mean", f"{mean:.1f}")], numbers=("accuracy",)))
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def path(
     start: Annotated[str, typer.Argument(metavar="A", help="Where the trajectory starts: a checkpoint.")],
     target: Annotated[str, typer.Argument(metavar="B", help="Where it leads: a checkpoint of the same model.")],

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import Json, app
+from mergeway.cli.app import COMPARE, Json, app
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Where the run and its report go.")] = Path("mergeway-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Five rules, four tasks, one order.")] = False,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import Force, Json, NoWait, app, command_line
+from mergeway.cli.app import TRAIN, Force, Json, NoWait, TrunkPath, app, command_line
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def finetune(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")],
     task: Annotated[
@@ -93,7 +93,7 @@ def finetune(
     console().print(f"{out}: {', '.join(names)}, {how}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def moments(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="A Trainer's checkpoint, or a file of optimiser state.")
@@ -128,9 +128,9 @@ def moments(
     console().print(f"{out}: moments of {len(found.moments)} parameters after step {found.step}", markup=False)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def align(
-    trunk: Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")],
+    trunk: TrunkPath,
     data: Annotated[
         str,
         typer.Option("--data", help="The last task's data: npz, parquet, jsonl, a folder of images, or SUITE#TASK."),

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
+from mergeway.cli.app import FOLD, AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
 from mergeway.cli.objectives import ObjectiveOption
 
 
-@app.command()
+@app.command(rich_help_panel=FOLD)
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The checkpoint all arrivals were tuned from.")],
     arrivals: Annotated[

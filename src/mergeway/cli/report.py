@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import Json, app
+from mergeway.cli.app import COMPARE, Json, app
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def report(
     source: Annotated[Path, typer.Argument(metavar="RUN|TRUNK", help="What 'bench --out' wrote, or a trunk.")],
     out: Annotated[Path, typer.Option("--out", help="The file to write; an earlier report there is replaced.")] = Path(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mergeway.cli.app import Json, app
+from mergeway.cli.app import COMPARE, Json, app
 
 
-@app.command()
+@app.command(rich_help_panel=COMPARE)
 def rules(as_json: Json = False) -> None:
     """List the rules: what each does and needs, its options with defaults, and where it is from."""
     from mergeway.cli.display import console, print_json, table

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mergeway.cli.app import Json, app
+from mergeway.cli.app import COMPARE, Json, app
 
 suites_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
-app.add_typer(suites_app, name="suites")
+app.add_typer(suites_app, name="suites", rich_help_panel=COMPARE)
 
 
 @suites_app.callback()

@@ -1,4 +1,4 @@
-"""A trunk: the deployed model of a stream, its rule's memory and its history in one durable directory."""
+"""The changes of a trunk: each is made under the writer's lock and committed whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,60 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from mergeway.alignment import Alignment, align
 from mergeway.bringing import equip
 from mergeway.calibrating import Ask, calibrate
-from mergeway.calibration import DEFAULT_SIZE, Samples, draw
-from mergeway.card import model_card
-from mergeway.checkpoint import Checkpoint, open_checkpoint
-from mergeway.checkpoint.adapter import Adapter, write_adapter
-from mergeway.checkpoint.directory import check_apart
-from mergeway.checkpoint.export import write_model
-from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.checkpoint import open_checkpoint
 from mergeway.commit import Commit
-from mergeway.engine import Arrival, Base, Pass, prepare_arrival, prepare_base, worker_pool
-from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
-from mergeway.heads import head_of, head_pattern, label_config, read_heads, with_head, write_beside
+from mergeway.engine import Base, Pass, prepare_arrival, prepare_base, worker_pool
+from mergeway.errors import OptionError, TrunkError
+from mergeway.heads import head_of, head_pattern, read_heads
 from mergeway.memory import Bounds, CalibrationMemory
 from mergeway.merging import check_weight
-from mergeway.models import make_model
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store
-from mergeway.store.journal import Folded, now
-from mergeway.store.verify import problems_of
+from mergeway.store.journal import now
 from mergeway.tangent import Tangent
-from mergeway.taskdata import task_data
+from mergeway.trunk.arrivals import read_data, record_of, refuse_twice, task_name
+from mergeway.trunk.view import TrunkView
 
 
-class Trunk:
-    """Open one with `Trunk.open`, make one with `Trunk.create`; every change is committed whole or not at all."""
-
-    def __init__(self, store: Store, *, threads: int | None = None, progress: Progress = SILENT) -> None:
-        self._store = store
-        self._threads = threads
-        self._progress = progress
-        settings = store.settings()
-        try:
-            self.base_ref: str = settings["base"]["source"]
-            self.base_digest: str = settings["base"]["digest"]
-            self.keep: int = settings["keep"]
-            self.rule: Rule = make(settings["rule"], settings["options"])
-            self.bounds = Bounds(**settings.get("memory", {}))
-            self.heads: str | None = settings.get("heads")
-        except (KeyError, TypeError, AttributeError) as problem:
-            raise TrunkError(
-                f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
-            ) from None
-        except OptionError as problem:
-            raise TrunkError(f"{store.settings_path}: {problem}; restore it from a backup") from None
-
-    @property
-    def path(self) -> Path:
-        return self._store.path
+class Trunk(TrunkView):
+    """Open one with `Trunk.open`, make one with `Trunk.create`."""
 
     @classmethod
     def create(
@@ -150,13 +117,13 @@ class Trunk:
             journal = self._store.journal()
             base = self._base(pool)
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
-            name = _task_name(task, checkpoint, journal.folded())
+            name = task_name(task, checkpoint, journal.folded())
             arrival = prepare_arrival(base, checkpoint, float(weight), name, pool, self._progress)
-            _refuse_twice(arrival, journal.folded(), again)
+            refuse_twice(arrival, journal.folded(), again)
             commit = self._change(base, pool, journal)
             if base.heads is not None:
                 commit = replace(commit, heads={**commit.heads, name: head_of(checkpoint, base.heads)})
-            record = _record(journal, "add", arrival)
+            record = record_of(journal, "add", arrival)
             if self.rule.whole:
                 equip(self.rule, base, arrival, moments)
                 asked = Ask(data, head, objective, remember)
@@ -169,7 +136,7 @@ class Trunk:
                 raise OptionError(f"rule '{self.rule.name}' takes data of the arrival alone; give --data DATA")
             if objective is not None or (data is not None and self.rule.brings is None):
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
-            source = partial(_read_data, data, head, name, base) if data is not None else None
+            source = partial(read_data, data, head, name, base) if data is not None else None
             arrival = equip(self.rule, base, arrival, moments, source)
             at, memory = commit.standing()
             return commit.parts(
@@ -177,14 +144,6 @@ class Trunk:
                 record,
                 deploy=self.rule.settles,
             )
-
-    def memory(self) -> dict[str, Any]:
-        """The calibration samples that the trunk remembers: tasks, samples, bytes."""
-        directory = self._snapshot(self._store.journal().last)
-        held = CalibrationMemory.read(directory)
-        if held is None or directory is None:
-            return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
-        return held.summary(directory)
 
     def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose memory is a sum."""
@@ -204,7 +163,7 @@ class Trunk:
                 raise TrunkError(
                     f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
                 )
-            record = _record(journal, "remove", arrival)
+            record = record_of(journal, "remove", arrival)
             commit = self._change(base, pool, journal)
             commit = replace(commit, heads={t: h for t, h in commit.heads.items() if t != task})
             at, memory = commit.standing()
@@ -234,7 +193,7 @@ class Trunk:
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
             base = self._base(pool)
-            predictor, samples = _read_data(data, head, str(last.task), base)
+            predictor, samples = read_data(data, head, str(last.task), base)
             if tangent:
                 predictor = Tangent(predictor, {n: base.checkpoint.read(n).float() for n in base.merged_infos})
             previous = self.deployed(last.step - 1)
@@ -264,175 +223,9 @@ class Trunk:
                 digests = self._store.link_snapshot(step, stage)
                 return self._store.commit(stage, digests, journal, record, self.keep).last
 
-    def params(self) -> dict[str, Tensor]:
-        """The deployed tensors, mapped from disk."""
-        deployed = self.deployed()
-        return {name: deployed.read(name) for name in deployed.infos}
-
-    def deployed(self, step: int | None = None) -> Checkpoint:
-        """The deployed weights at the last step, or at one whose snapshot is kept."""
-        while True:
-            record = self._store.journal().last if step is None else self.record(step)
-            if record.files is None:
-                return self._open_base()
-            try:
-                return self._store.model(record.step)
-            except CheckpointError:
-                # A writer may drop a snapshot between our look at the journal and at its files; then there is a newer one.
-                if self._store.has_snapshot(record.step):
-                    raise
-                if step is not None or record.hash == self._store.journal().last.hash:
-                    raise TrunkError(f"{self.path}: the snapshot of step {record.step} is not kept") from None
-
-    def log(self) -> list[Record]:
-        """Every journal record, oldest first."""
-        return self._store.journal().records
-
-    def record(self, step: int, journal: Journal | None = None) -> Record:
-        """The journal record of one step."""
-        records = (journal or self._store.journal()).records
-        if not 0 <= step < len(records):
-            raise TrunkError(f"{self.path}: there is no step {step}; the last is {len(records) - 1}")
-        return records[step]
-
-    def folded(self, step: int | None = None) -> list[Folded]:
-        """The arrivals that the deployed model holds."""
-        return self._store.journal().folded(step)
-
-    def kept_steps(self) -> list[int]:
-        """The steps that `rollback` can go back to."""
-        return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
-
-    def verify(self) -> list[str]:
-        """Every byte that differs from what was committed, one line each; also a base that changed or is gone."""
-        with worker_pool(self._threads) as pool:
-            problems = problems_of(self._store, pool, self._progress)
-            try:
-                self._base(pool)
-            except MergewayError as problem:
-                problems.append(str(problem))
-        return problems
-
-    def export(
-        self,
-        out: str | Path,
-        *,
-        dtype: torch.dtype | None = None,
-        task: str | None = None,
-        shard_size: int = DEFAULT_SHARD,
-        force: bool = False,
-        command: str | None = None,
-    ) -> Path:
-        """Write the deployed model as a model directory that `transformers` loads.
-
-        Heads that tasks keep for themselves are written beside it, as `heads/TASK.safetensors`; with `task` that task's head
-        takes its place in the model itself.
-        """
-        check_apart(Path(out), [self.base_ref])
-        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
-        heads = read_heads(self._snapshot(self._store.journal().last))
-        if task is not None and task not in heads:
-            raise TrunkError(
-                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
-            )
-        return write_model(
-            Path(out),
-            with_head(self.deployed(), heads[task]) if task else self.deployed(),
-            self._open_base(),
-            card,
-            dtype,
-            shard_size,
-            force,
-            self._progress,
-            (lambda stage: label_config(stage, heads[task])) if task else (lambda stage: write_beside(stage, heads)),
-        )
-
-    def export_lora(
-        self,
-        out: str | Path,
-        rank: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        force: bool = False,
-        command: str | None = None,
-    ) -> Adapter:
-        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it."""
-        check_apart(Path(out), [self.base_ref])
-        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command, library="peft")
-        with worker_pool(self._threads) as pool:
-            return write_adapter(
-                Path(out), self.deployed(), self._open_base(), rank, card, dtype, force, pool, self._progress
-            )
-
-    def _open_base(self) -> Checkpoint:
-        allow = self._store.settings()["base"].get("allow_pickle", False)
-        try:
-            return open_checkpoint(self.base_ref, allow_pickle=allow)
-        except CheckpointError as problem:
-            raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
-
     def _change(self, base: Base, pool: Any, journal: Journal) -> Commit:
         heads = read_heads(self._snapshot(journal.last))
         return Commit(self._store, Pass(self.rule, base, pool, self._progress), journal, self.keep, heads)
 
-    def _snapshot(self, record: Record) -> Path | None:
-        return self._store.snapshot(record.step) if record.files else None
-
     def _remembered(self, last: Record) -> CalibrationMemory:
         return CalibrationMemory.read(self._snapshot(last)) or CalibrationMemory({}, bounds=self.bounds)
-
-    def _base(self, pool: Any) -> Base:
-        base = prepare_base(self._open_base(), pool, self._progress, self.heads)
-        if base.seen.digest != self.base_digest:
-            raise TrunkError(
-                f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
-            )
-        return base
-
-
-def _read_data(data: str, head: str | Path | None, task: str, base: Base) -> tuple[Any, Samples]:
-    """The model as a function of parameters, and the labelled samples of one task."""
-    directory = base.checkpoint.directory
-    if directory is None:
-        raise OptionError(f"data can be used with a base that is a model directory, not {base.checkpoint.source}")
-    settings, samples = task_data(data, Path(head) if head else None, task, directory)
-    return make_model(directory, settings), draw(samples, DEFAULT_SIZE)
-
-
-def _record(journal: Journal, kind: str, arrival: Arrival) -> Record:
-    return Record(
-        step=len(journal.records),
-        kind=kind,
-        result="",
-        time=now(),
-        task=arrival.task,
-        source=arrival.checkpoint.source,
-        digest=arrival.seen.digest,
-        weight=arrival.weight,
-    )
-
-
-def _task_name(task: str | None, checkpoint: Checkpoint, held: list[Folded]) -> str:
-    taken = {f.task for f in held}
-    if task is not None:
-        if task in taken:
-            raise TrunkError(f"task '{task}' is part of the deployed model already; give the arrival another --task")
-        if not task or not task.isprintable():
-            raise OptionError(f"task name {task!r}: it must be printable and not empty")
-        return task
-    stem = "".join(c if c.isprintable() else "_" for c in Path(checkpoint.source).stem) or "arrival"
-    number, name = 1, stem
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
-    return name
-
-
-def _refuse_twice(arrival: Arrival, held: list[Folded], again: bool) -> None:
-    for folded in held:
-        if folded.digest == arrival.seen.digest and not again:
-            raise TrunkError(
-                f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
-            )

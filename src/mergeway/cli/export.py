@@ -1,0 +1,98 @@
+"""`mergeway export`: the deployed model as a directory of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mergeway.cli.app import DEPLOY, Force, Json, ShardSize, TrunkPath, app, command_line
+
+if TYPE_CHECKING:
+    from mergeway.checkpoint.adapter import Adapter
+
+
+@app.command(rich_help_panel=DEPLOY)
+def export(
+    trunk: TrunkPath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model directory to write.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", help="float64, float32, float16 or bfloat16; by default that of the base.", show_default=False
+        ),
+    ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            "--lora", metavar="RANK", help="Write the update as a PEFT adapter of this rank.", show_default=False
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="Put this task's own head into the model.", show_default=False),
+    ] = None,
+    shard_size: ShardSize = "5GB",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write the deployed model as a directory that transformers loads, or its update as an adapter that peft loads."""
+    from mergeway.checkpoint.writer import read_size
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.params import read_dtype
+    from mergeway.trunk import Trunk
+
+    wanted = read_dtype(dtype) if dtype else None
+    with progress() as bar:
+        opened = Trunk.open(trunk, progress=bar)
+        last = opened.log()[-1]
+        done: dict[str, Any] = {"out": str(out), "step": last.step, "result": last.result}
+        if lora is not None:
+            options = {"dtype": wanted} if wanted else {}
+            adapter = opened.export_lora(out, lora, force=force, command=command_line(), **options)
+            done |= _adapter_json(adapter)
+        else:
+            opened.export(
+                out,
+                dtype=wanted,
+                task=task,
+                shard_size=read_size(shard_size),
+                force=force,
+                command=command_line(),
+            )
+    if as_json:
+        print_json(done)
+        return
+    if lora is not None:
+        _print_adapter(done)
+    what = f" as a rank-{done['rank']} adapter" if lora is not None else ""
+    console().print(f"step {last.step} of {trunk} exported to {out}{what}", markup=False)
+
+
+def _adapter_json(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "rank": adapter.rank,
+        "kept": adapter.kept,
+        "layers": [asdict(row) for row in adapter.layers],
+        "left_out": [asdict(row) for row in adapter.left_out],
+    }
+
+
+def _print_adapter(done: dict[str, Any]) -> None:
+    """What each layer keeps of its update, and which tensors an adapter has no place for."""
+    from mergeway.cli.display import console, table
+
+    left = sum(row["energy"] for row in done["left_out"])
+    total = left + sum(row["energy"] for row in done["layers"])
+    rows = [
+        (r["name"], "×".join(map(str, r["shape"])), f"{100 * r['energy'] / total:.2f} %", f"{100 * r['kept']:.2f} %")
+        for r in done["layers"]
+    ]
+    if done["left_out"]:
+        count = len(done["left_out"])
+        rows.append((f"{count} without a place", "", f"{100 * left / total:.2f} %", "0.00 %"))
+    rows.append(("all", "", "100.00 %", f"{100 * done['kept']:.2f} %"))
+    columns = ("tensor", "shape", "energy", "kept")
+    console().print(table(columns, rows, numbers=columns[1:]))

@@ -1,0 +1,116 @@
+"""The commands that look at a trunk: log, show, memory, verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mergeway.cli.app import DEPLOY, Json, Threads, TrunkPath, app
+from mergeway.cli.records import headline, lines_of
+
+
+@app.command(rich_help_panel=DEPLOY)
+def log(trunk: TrunkPath, as_json: Json = False) -> None:
+    """Show the history, newest first."""
+    from mergeway.cli.display import console, print_json
+    from mergeway.trunk import Trunk
+
+    opened = Trunk.open(trunk)
+    records, kept = opened.log(), set(opened.kept_steps())
+    if as_json:
+        print_json([asdict(r) for r in records])
+        return
+    out = console()
+    for record in reversed(records):
+        marks = [m for m, there in (("deployed", record is records[-1]), ("kept", record.step in kept)) if there]
+        out.print(headline(record) + (f"  [cyan]({', '.join(marks)})[/cyan]" if marks else ""))
+        for name, value in lines_of(record):
+            out.print(f"    {name:<8} {value}", style="dim" if name in ("date", "model") else "", markup=False)
+        out.print()
+
+
+@app.command(rich_help_panel=DEPLOY)
+def show(
+    trunk: TrunkPath,
+    step: Annotated[
+        int | None, typer.Argument(metavar="STEP", help="A step; by default the last.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show one step whole: what was folded, what the rule found, what the model now holds."""
+    from mergeway.cli.display import console, print_json, short, table
+    from mergeway.trunk import Trunk
+
+    opened = Trunk.open(trunk)
+    record = opened.record(step) if step is not None else opened.log()[-1]
+    folded = opened.folded(record.step)
+    if as_json:
+        print_json({**asdict(record), "folded": [asdict(f) for f in folded]})
+        return
+    out = console()
+    out.print(headline(record))
+    facts = [(k, f"{v:.6g}" if isinstance(v, float) else str(v)) for k, v in record.details.get("facts", {}).items()]
+    settings = ", ".join(f"{k}={v}" for k, v in opened.rule.options().items() if v is not None)
+    extra = [
+        ("rule", f"{opened.rule.name}{' (' + settings + ')' if settings else ''}"),
+        ("base", opened.base_ref),
+        ("hash", record.hash),
+        *facts,
+    ]
+    for name, value in [*lines_of(record), *extra]:
+        out.print(f"    {name:<10} {value}", markup=False)
+    if folded:
+        total = sum(f.weight for f in folded)
+        rows = [
+            (str(f.step), f.task, f"{f.weight:g}", f"{100 * f.weight / total:.1f} %", short(f.digest), f.source)
+            for f in folded
+        ]
+        out.print(
+            table(("step", "task", "weight", "share", "digest", "source"), rows, numbers=("step", "weight", "share"))
+        )
+
+
+@app.command(rich_help_panel=DEPLOY)
+def memory(trunk: TrunkPath, as_json: Json = False) -> None:
+    """Show the calibration samples that the trunk remembers: tasks, samples, bytes."""
+    from mergeway.cli.display import console, print_json, table
+    from mergeway.trunk import Trunk
+
+    held = Trunk.open(trunk).memory()
+    if as_json:
+        print_json(held)
+        return
+    if held["tasks"]:
+        rows = [(row["task"], str(row["samples"])) for row in held["tasks"]]
+        console().print(table(("task", "samples"), rows, numbers=("samples",)))
+    shared = "by utility" if held["share"] == "utility" else "evenly"
+    console().print(
+        f"{held['samples']} of at most {held['size']} samples, shared {shared}, seed {held['seed']}, {held['bytes']} bytes",
+        markup=False,
+    )
+
+
+@app.command(rich_help_panel=DEPLOY)
+def verify(trunk: TrunkPath, threads: Threads = None, as_json: Json = False) -> int:
+    """Check every byte of the trunk, and its base, against the journal."""
+    import sys
+
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.trunk import Trunk
+
+    with progress() as bar:
+        opened = Trunk.open(trunk, threads=threads, progress=bar)
+        problems = opened.verify()
+    if as_json:
+        print_json({"trunk": str(trunk), "intact": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+        if not problems:
+            console().print(
+                f"{trunk}: intact, {len(opened.log())} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}",
+                markup=False,
+            )
+    return 2 if problems else 0

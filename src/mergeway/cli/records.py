@@ -1,0 +1,47 @@
+"""How a journal record is printed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mergeway.store import Record
+
+
+def print_record(record: Record, as_json: bool) -> None:
+    """What a change of a trunk came to."""
+    from mergeway.cli.display import console, print_json
+
+    if as_json:
+        print_json(asdict(record))
+        return
+    out = console()
+    out.print(headline(record))
+    for name, value in lines_of(record):
+        out.print(f"    {name:<8} {value}", markup=False)
+
+
+def headline(record: Record) -> str:
+    """Step, kind and what it was about, as rich markup."""
+    from rich.markup import escape
+
+    what = {"rollback": f"to step {record.details.get('to')}", "init": str(record.details.get("rule"))}.get(
+        record.kind, record.task or ""
+    )
+    return f"[bold yellow]step {record.step}[/bold yellow] {record.kind} [bold]{escape(what)}[/bold]"
+
+
+def lines_of(record: Record) -> list[tuple[str, Any]]:
+    """The facts below the headline: name and value."""
+    from mergeway.cli.display import short
+
+    lines: list[tuple[str, Any]] = [("date", record.time.replace("T", " "))]
+    if record.source:
+        lines.append(("from", f"{record.source} ({short(record.digest)})"))
+    if record.weight is not None:
+        total = record.stream.get("total")
+        share = f" of {total:g}" if total and record.kind == "add" else ""
+        lines.append(("weight", f"{record.weight:g}{share}"))
+    lines.append(("model", short(record.result)))
+    return lines

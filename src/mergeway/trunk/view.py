@@ -1,0 +1,181 @@
+"""A trunk as a reader sees it: the deployed model, its history, its memory; nothing here takes the lock or changes a file of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.card import model_card
+from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.checkpoint.adapter import Adapter, write_adapter
+from mergeway.checkpoint.directory import check_apart
+from mergeway.checkpoint.export import write_model
+from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.engine import Base, prepare_base, worker_pool
+from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
+from mergeway.heads import label_config, read_heads, with_head, write_beside
+from mergeway.memory import Bounds, CalibrationMemory
+from mergeway.progress import SILENT, Progress
+from mergeway.rules import Rule, make
+from mergeway.store import Journal, Record, Store
+from mergeway.store.journal import Folded
+from mergeway.store.verify import problems_of
+
+
+class TrunkView:
+    """The committed state of a trunk; a writer beside it is never seen half-way."""
+
+    def __init__(self, store: Store, *, threads: int | None = None, progress: Progress = SILENT) -> None:
+        self._store = store
+        self._threads = threads
+        self._progress = progress
+        settings = store.settings()
+        try:
+            self.base_ref: str = settings["base"]["source"]
+            self.base_digest: str = settings["base"]["digest"]
+            self.keep: int = settings["keep"]
+            self.rule: Rule = make(settings["rule"], settings["options"])
+            self.bounds = Bounds(**settings.get("memory", {}))
+            self.heads: str | None = settings.get("heads")
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise TrunkError(
+                f"{store.settings_path}: the entry {problem} is missing or of another kind; restore it from a backup"
+            ) from None
+        except OptionError as problem:
+            raise TrunkError(f"{store.settings_path}: {problem}; restore it from a backup") from None
+
+    @property
+    def path(self) -> Path:
+        return self._store.path
+
+    def memory(self) -> dict[str, Any]:
+        """The calibration samples that the trunk remembers: tasks, samples, bytes."""
+        directory = self._snapshot(self._store.journal().last)
+        held = CalibrationMemory.read(directory)
+        if held is None or directory is None:
+            return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
+        return held.summary(directory)
+
+    def params(self) -> dict[str, Tensor]:
+        """The deployed tensors, mapped from disk."""
+        deployed = self.deployed()
+        return {name: deployed.read(name) for name in deployed.infos}
+
+    def deployed(self, step: int | None = None) -> Checkpoint:
+        """The deployed weights at the last step, or at one whose snapshot is kept."""
+        while True:
+            record = self._store.journal().last if step is None else self.record(step)
+            if record.files is None:
+                return self._open_base()
+            try:
+                return self._store.model(record.step)
+            except CheckpointError:
+                # A writer may drop a snapshot between our look at the journal and at its files; then there is a newer one.
+                if self._store.has_snapshot(record.step):
+                    raise
+                if step is not None or record.hash == self._store.journal().last.hash:
+                    raise TrunkError(f"{self.path}: the snapshot of step {record.step} is not kept") from None
+
+    def log(self) -> list[Record]:
+        """Every journal record, oldest first."""
+        return self._store.journal().records
+
+    def record(self, step: int, journal: Journal | None = None) -> Record:
+        """The journal record of one step."""
+        records = (journal or self._store.journal()).records
+        if not 0 <= step < len(records):
+            raise TrunkError(f"{self.path}: there is no step {step}; the last is {len(records) - 1}")
+        return records[step]
+
+    def folded(self, step: int | None = None) -> list[Folded]:
+        """The arrivals that the deployed model holds."""
+        return self._store.journal().folded(step)
+
+    def kept_steps(self) -> list[int]:
+        """The steps that `rollback` can go back to."""
+        return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
+
+    def verify(self) -> list[str]:
+        """Every byte that differs from what was committed, one line each; also a base that changed or is gone."""
+        with worker_pool(self._threads) as pool:
+            problems = problems_of(self._store, pool, self._progress)
+            try:
+                self._base(pool)
+            except MergewayError as problem:
+                problems.append(str(problem))
+        return problems
+
+    def export(
+        self,
+        out: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        task: str | None = None,
+        shard_size: int = DEFAULT_SHARD,
+        force: bool = False,
+        command: str | None = None,
+    ) -> Path:
+        """Write the deployed model as a model directory that `transformers` loads.
+
+        Heads that tasks keep for themselves are written beside it, as `heads/TASK.safetensors`; with `task` that task's head
+        takes its place in the model itself.
+        """
+        check_apart(Path(out), [self.base_ref])
+        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
+        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
+        heads = read_heads(self._snapshot(self._store.journal().last))
+        if task is not None and task not in heads:
+            raise TrunkError(
+                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
+            )
+        return write_model(
+            Path(out),
+            with_head(self.deployed(), heads[task]) if task else self.deployed(),
+            self._open_base(),
+            card,
+            dtype,
+            shard_size,
+            force,
+            self._progress,
+            (lambda stage: label_config(stage, heads[task])) if task else (lambda stage: write_beside(stage, heads)),
+        )
+
+    def export_lora(
+        self,
+        out: str | Path,
+        rank: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        force: bool = False,
+        command: str | None = None,
+    ) -> Adapter:
+        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it."""
+        check_apart(Path(out), [self.base_ref])
+        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
+        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command, library="peft")
+        with worker_pool(self._threads) as pool:
+            return write_adapter(
+                Path(out), self.deployed(), self._open_base(), rank, card, dtype, force, pool, self._progress
+            )
+
+    def _open_base(self) -> Checkpoint:
+        allow = self._store.settings()["base"].get("allow_pickle", False)
+        try:
+            return open_checkpoint(self.base_ref, allow_pickle=allow)
+        except CheckpointError as problem:
+            raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
+
+    def _base(self, pool: Any) -> Base:
+        base = prepare_base(self._open_base(), pool, self._progress, self.heads)
+        if base.seen.digest != self.base_digest:
+            raise TrunkError(
+                f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
+            )
+        return base
+
+    def _snapshot(self, record: Record) -> Path | None:
+        return self._store.snapshot(record.step) if record.files else None
