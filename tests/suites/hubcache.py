@@ -51,9 +51,11 @@ def clip_model(name: str, seed: int = 0):
         projection_dim=8,
     )
     model = CLIPModel(config).eval()
-    with torch.no_grad():  # random towers tell little apart; wider weights make answers differ
-        for weight in model.parameters():
-            weight.mul_(8) if weight.ndim == 2 else None
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            # Random towers tell little apart: wider weights make answers differ, but attention must go on to see every letter.
+            if weight.ndim == 2 and not part.endswith(("q_proj.weight", "k_proj.weight")):
+                weight.mul_(8)
     save(model, folder)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("#version: 0.2\n")
