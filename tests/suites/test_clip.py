@@ -76,7 +76,9 @@ def plain_accuracy(model, tower, task, data):
     model.vision_model.load_state_dict(before)
     found /= np.linalg.norm(found, axis=-1, keepdims=True)
     answers = (found @ plain_head(model, task).T).argmax(-1)
-    return pytest.approx(100 * np.mean(answers == np.array(labels)))
+    return pytest.approx(
+        100 * np.mean(answers == np.array(labels)), abs=1e-4
+    )  # the matrices are written to four places
 
 
 def test_heads_are_averaged_prompts(hub, suite):
