@@ -65,6 +65,15 @@ def test_folds_into_a_trunk_are_the_bits_of_merge(stream, tmp_path, rule):
     assert trunk.verify() == []
 
 
+def test_the_tensors_of_a_trunk_are_the_callers_to_change(trunk):
+    opened = mw.Trunk.open(trunk[0])
+    before = opened.params()
+    for tensor in opened.params().values():
+        tensor.zero_()
+    assert_same(opened.params(), before)
+    assert opened.verify() == []
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_sharded_checkpoints_give_the_bits_of_whole_ones(stream, tmp_path, rule):
     s = stream(3)

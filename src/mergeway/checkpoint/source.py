@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from mergeway.checkpoint.mapped import DTYPES, MappedFile, one_line
 from mergeway.errors import CheckpointError
 from mergeway.params import TensorInfo
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-_SPELLED = {dtype: text for text, dtype in _DTYPES.items()}
+_SPELLED = {dtype: text for text, dtype in DTYPES.items()}
 
 
 def spell_dtype(dtype: torch.dtype) -> str:
@@ -92,67 +77,18 @@ class SafetensorsFiles:
         self.source = source
         self.directory = directory
         self.infos: dict[str, TensorInfo] = {}
-        self._file_of: dict[str, Path] = {}
-        self._handles = {path: _open(path) for path in files}
-        for path, handle in self._handles.items():
-            _refuse_doubles(path)
-            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
-                if not name:
-                    raise CheckpointError(f"{path}: holds a tensor without a name")
+        self._file_of: dict[str, MappedFile] = {}
+        for file in map(MappedFile, files):
+            for name, info in file.infos.items():
                 if name in self._file_of:
                     raise CheckpointError(
-                        f"{path}: tensor '{name}' is also in {self._file_of[name].name}; the checkpoint is not one model"
+                        f"{file.path}: tensor '{name}' is also in {self._file_of[name].path.name}; the checkpoint is not one model"
                     )
-                view = handle.get_slice(name)
-                spelled = view.get_dtype()
-                if spelled not in _DTYPES:
-                    raise CheckpointError(
-                        f"{path}: tensor '{name}' has dtype {spelled}; supported: {', '.join(_DTYPES)}"
-                    )
-                self.infos[name] = TensorInfo(tuple(view.get_shape()), _DTYPES[spelled])
-                self._file_of[name] = path
+                self.infos[name] = info
+                self._file_of[name] = file
 
     def read(self, name: str) -> Tensor:
-        path = self._file_of[name]
-        with _readable(path):
-            return self._handles[path].get_tensor(name)
-
-
-def _open(path: Path):  # noqa: ANN202 - safetensors does not name the type of its handle
-    with _readable(path):
-        return safe_open(path, framework="pt")
-
-
-def _refuse_doubles(path: Path) -> None:
-    """The safetensors library takes the last of two entries with one name without a word; the header is sane otherwise."""
-
-    def unique(pairs: list[tuple[str, object]]) -> None:
-        seen = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise CheckpointError(f"{path}: the header names '{name}' twice; get the file again")
-            seen.add(name)
-
-    with _readable(path), open(path, "rb") as file:
-        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except SafetensorError as problem:
-        raise CheckpointError(
-            f"{path}: not a readable safetensors file ({_one_line(problem)}); get the file again"
-        ) from None
-    except OSError as problem:
-        raise CheckpointError(f"{path}: cannot be read ({problem.strerror or _one_line(problem)})") from None
-
-
-def _one_line(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:200]
+        return self._file_of[name].read(name)
 
 
 def read_json(path: Path, what: str) -> dict:
@@ -162,7 +98,7 @@ def read_json(path: Path, what: str) -> dict:
     except OSError as problem:
         raise CheckpointError(f"{path}: {what} cannot be read ({problem.strerror})") from None
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"{path}: {what} is not valid JSON ({_one_line(problem)})") from None
+        raise CheckpointError(f"{path}: {what} is not valid JSON ({one_line(problem)})") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: {what} holds {type(value).__name__}, not an object")
     return value

@@ -61,9 +61,9 @@ class TrunkView:
         return held.summary(directory)
 
     def params(self) -> dict[str, Tensor]:
-        """The deployed tensors, mapped from disk."""
+        """The deployed tensors, as copies that are the caller's to change."""
         deployed = self.deployed()
-        return {name: deployed.read(name) for name in deployed.infos}
+        return {name: deployed.read(name).clone() for name in deployed.infos}
 
     def deployed(self, step: int | None = None) -> Checkpoint:
         """The deployed weights at the last step, or at one whose snapshot is kept."""
