@@ -28,7 +28,7 @@ from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
 from mergeway.rules import Fold, Ode, Rule
-from mergeway.rules.rule import Memory, Whole
+from mergeway.rules.fold import Memory, Whole
 from mergeway.sharded import ShardedObjective, cut, offset
 
 

@@ -10,13 +10,13 @@ from mergeway.params import compiled
 from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop
 from mergeway.rules.fisher import Fisher as Fisher
+from mergeway.rules.fold import Fold as Fold
 from mergeway.rules.iso import Iso as Iso
 from mergeway.rules.magmax import Magmax as Magmax
 from mergeway.rules.ode import Ode as Ode
 from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
 from mergeway.rules.regmean import Regmean as Regmean
-from mergeway.rules.rule import Fold as Fold
 from mergeway.rules.rule import Rule as Rule
 from mergeway.rules.steer import Steer as Steer
 from mergeway.rules.task_arithmetic import TaskArithmetic as TaskArithmetic

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mergeway.params import Part
-from mergeway.rules.rule import Fold, Memory, Rule
+from mergeway.rules.fold import Fold, Memory
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)

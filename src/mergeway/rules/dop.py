@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mergeway.linalg import dot, squared_norm, thin_svd
+from mergeway.linalg import dot, thin_svd
 from mergeway.params import Part
+from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Memory, Rule
+from mergeway.rules.rule import Rule
 
 ENERGY = 0.99999  # share of Σσ whose singular vectors are kept
 EMA = 0.999  # how slowly the loss weights follow the min-norm solution
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, at their usual values
 
 
 @dataclass(frozen=True)
@@ -59,34 +62,41 @@ class Dop(Rule):
 
     def _optimise(self, start: Tensor, targets: tuple[Tensor, Tensor], weight: float) -> Tensor:
         """Adam on the weighted losses; `weight` is that of the merged model."""
-        sides = [_scaled_bases(target) for target in targets]
-        w = start.clone().requires_grad_()
-        adam = torch.optim.Adam([w], lr=self.lr)
-        for _ in range(self.steps):
-            losses, grads = zip(
-                *(_loss_and_grad(w.detach(), t, *s) for t, s in zip(targets, sides, strict=True)), strict=True
-            )
+        sides = [_sides(target) for target in targets]
+        w, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+        for step in range(1, self.steps + 1):
+            gaps = [w - target for target in targets]
+            grads = [2 * (left(gap) + right(gap.mT).mT) for gap, (left, right) in zip(gaps, sides, strict=True)]
+            # A quadratic form is half the inner product of its argument and its gradient.
+            losses = [dot(gap, grad) / 2 for gap, grad in zip(gaps, grads, strict=True)]
             if min(losses) > 0:
-                weight = EMA * weight + (1 - EMA) * _min_norm(grads[0] / losses[0], grads[1] / losses[1])
-            w.grad = weight * grads[0] + (1 - weight) * grads[1]
-            adam.step()
-        return w.detach()
+                weight = EMA * weight + (1 - EMA) * _min_norm(*grads, *losses)
+            grad = torch.lerp(grads[1], grads[0], weight)
+            first.lerp_(grad, 1 - BETAS[0])
+            second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+            scale = second.sqrt().div_((1 - BETAS[1] ** step) ** 0.5).add_(EPSILON)
+            w.addcdiv_(first, scale, value=-self.lr / (1 - BETAS[0] ** step))
+        return w
 
 
-def _scaled_bases(update: Tensor) -> tuple[Tensor, Tensor]:
-    """U Σ and V Σ of an update, cut at ENERGY of its singular values."""
+def _sides(update: Tensor) -> list[Callable[[Tensor], Tensor]]:
+    """x ↦ U Σ² Uᵀ x and x ↦ V Σ² Vᵀ x of an update, cut at ENERGY of its singular values."""
     u, sigma, v = thin_svd(update)
     r = int((sigma.cumsum(0) < ENERGY * sigma.sum()).sum())
-    return (u[:, :r] * sigma[:r]).to(update.dtype), (v[:, :r] * sigma[:r]).to(update.dtype)
+    return [_squared((side[:, :r] * sigma[:r]).to(update.dtype)) for side in (u, v)]
 
 
-def _loss_and_grad(w: Tensor, target: Tensor, us: Tensor, vs: Tensor) -> tuple[float, Tensor]:
-    d = w - target
-    left, right = us.mT @ d, d @ vs
-    return squared_norm(left) + squared_norm(right), 2 * (us @ left + right @ vs.mT)
+def _squared(basis: Tensor) -> Callable[[Tensor], Tensor]:
+    """x ↦ B Bᵀ x, in the order that multiplies less."""
+    rows, rank = basis.shape
+    if rows > 2 * rank:
+        return lambda x: basis @ (basis.mT @ x)
+    gram = basis @ basis.mT
+    return lambda x: gram @ x
 
 
-def _min_norm(a: Tensor, b: Tensor) -> float:
-    """The weight of `a` in the shortest convex combination of the two gradients (MGDA for two tasks)."""
-    gap = squared_norm(a - b)
-    return min(max(dot(b - a, b) / gap, 0.0), 1.0) if gap > 0 else 0.5
+def _min_norm(a: Tensor, b: Tensor, a_loss: float, b_loss: float) -> float:
+    """The weight of a/a_loss in the shortest convex combination of a/a_loss and b/b_loss (MGDA for two tasks)."""
+    aa, bb, ab = dot(a, a) / a_loss**2, dot(b, b) / b_loss**2, dot(a, b) / (a_loss * b_loss)
+    gap = aa - 2 * ab + bb
+    return min(max((bb - ab) / gap, 0.0), 1.0) if gap > 0 else 0.5

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mergeway.linalg import flat_spectrum
 from mergeway.params import Part
-from mergeway.rules.rule import Fold, Memory, Rule
+from mergeway.rules.fold import Fold, Memory
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from mergeway.ode import operating_time, trajectory
 from mergeway.ode.path import Trajectory, check_options
 from mergeway.ode.released import refine
+from mergeway.rules.fold import Fold, Params, Whole
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Params, Rule, Whole
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mergeway.linalg import right_basis, squared_norm
 from mergeway.params import Part
+from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Memory, Rule
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)

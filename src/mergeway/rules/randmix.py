@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mergeway.params import Part
-from mergeway.rules.rule import Fold, Memory, Rule
+from mergeway.rules.fold import Fold, Memory
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,10 @@ from torch import Tensor
 
 from mergeway.linalg import thin_svd
 from mergeway.objective import gradient_of
+from mergeway.rules.fold import Fold, Params, Whole
+from mergeway.rules.line_search import line_search
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Params, Rule, Whole
+from mergeway.rules.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,3 @@ def _assemble(base: Params, parts: dict[str, tuple[Tensor, Tensor | None]], gain
             c = gains[name]
             out[name] = base[name] + (c * u if vt is None else ((u * c) @ vt).reshape(base[name].shape))
     return out
-
-
-def line_search(loss: Callable[[float], float], ratio: float = 1.6, most: int = 8) -> tuple[float, int]:
-    """The minimum over c > 0 on the grid ratio^j, walked downhill from 1 and refined by a parabola in log c."""
-    seen: dict[int, float] = {}
-
-    def at(j: int) -> float:
-        if j not in seen:
-            with torch.no_grad():
-                value = loss(ratio**j)
-            seen[j] = value if math.isfinite(value) else math.inf
-        return seen[j]
-
-    j, step = 0, 1 if at(1) < at(0) else -1
-    # From where the loss is not finite there is no downhill but toward the base.
-    while len(seen) < most and (at(j + step) < at(j) or math.isinf(at(j))):
-        j += step
-    left, here, right = (seen.get(j + i, math.inf) for i in (-1, 0, 1))
-    bend = left - 2 * here + right
-    shift = min(max(0.5 * (left - right) / bend, -0.5), 0.5) if math.isfinite(bend) and bend > 0 else 0.0
-    return ratio ** (j + shift), len(seen)
