@@ -70,7 +70,7 @@ class Dop(Rule):
             # A quadratic form is half the inner product of its argument and its gradient.
             losses = [dot(gap, grad) / 2 for gap, grad in zip(gaps, grads, strict=True)]
             if min(losses) > 0:
-                weight = EMA * weight + (1 - EMA) * _min_norm(*grads, *losses)
+                weight = EMA * weight + (1 - EMA) * _min_norm(grads[0] / losses[0], grads[1] / losses[1])
             grad = torch.lerp(grads[1], grads[0], weight)
             first.lerp_(grad, 1 - BETAS[0])
             second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
@@ -95,8 +95,8 @@ def _squared(basis: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: gram @ x
 
 
-def _min_norm(a: Tensor, b: Tensor, a_loss: float, b_loss: float) -> float:
-    """The weight of a/a_loss in the shortest convex combination of a/a_loss and b/b_loss (MGDA for two tasks)."""
-    aa, bb, ab = dot(a, a) / a_loss**2, dot(b, b) / b_loss**2, dot(a, b) / (a_loss * b_loss)
+def _min_norm(a: Tensor, b: Tensor) -> float:
+    """The weight of `a` in the shortest convex combination of the two gradients (MGDA for two tasks)."""
+    aa, bb, ab = dot(a, a), dot(b, b), dot(a, b)
     gap = aa - 2 * ab + bb
     return min(max((bb - ab) / gap, 0.0), 1.0) if gap > 0 else 0.5
