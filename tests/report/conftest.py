@@ -6,10 +6,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+import tiny
 from written import FOLDS, ORDERS, SWEEP, TASKS, embedded, path_of
 
 
@@ -81,43 +79,4 @@ def report(call, tmp_path):
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory):
     """Four tasks of random pictures for a tiny CLIP vision tower; the experts are noisy copies of it."""
-    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
-
-    folder = tmp_path_factory.mktemp("suite")
-    torch.manual_seed(0)
-    config = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=4,
-        projection_dim=8,
-    )
-    model = CLIPVisionModelWithProjection(config)
-    model.save_pretrained(folder / "base")
-    base = {n: p.clone() for n, p in model.state_dict().items()}
-    draw = np.random.default_rng(0)
-    for task in TASKS:
-        noisy = {n: p + 0.2 * torch.randn_like(p) if p.is_floating_point() else p for n, p in base.items()}
-        model.load_state_dict(noisy)
-        model.save_pretrained(folder / task)
-        save_file(
-            {"weight": torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)}, folder / f"{task}-head.safetensors"
-        )
-        arrays = {}
-        for split, count in (("train", 24), ("test", 40)):
-            arrays[f"x_{split}"] = draw.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-            arrays[f"y_{split}"] = draw.integers(0, 4, count)
-        np.savez(folder / f"{task}.npz", **arrays)
-    described = {
-        "name": "tiny",
-        "kind": "clip-vision",
-        "base": "base",
-        "logit_scale": 10.0,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.25] * 3,
-        "tasks": [{"name": t, "expert": t, "data": f"{t}.npz", "head": f"{t}-head.safetensors"} for t in TASKS],
-    }
-    (folder / "suite.json").write_text(json.dumps(described))
-    return folder
+    return tiny.vision_suite(tmp_path_factory.mktemp("suite"), TASKS, test=40)

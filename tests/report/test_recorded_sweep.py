@@ -41,7 +41,7 @@ def test_undamped_sweep_leads_from_one_expert_to_the_other(suite, tmp_path, call
     assert sweep["times"] == pytest.approx([i / 10 for i in range(11)])
     judge = load_suite(suite)
     for time, name in zip((0, 10), sweep["order"], strict=True):
-        expert = load_file(suite / name / "model.safetensors")
+        expert = load_file(suite / "experts" / name / "model.safetensors")
         assert {t: sweep["accuracies"][t][time] for t in sweep["order"]} == {
             t: judge.accuracy(expert, t) for t in sweep["order"]
         }

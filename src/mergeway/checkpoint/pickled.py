@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def refuse(source: str, path: Path, files: list[Path]) -> CheckpointError:
 
 
 def read_pickles(source: str, files: list[Path], directory: Path | None) -> InMemory:
-    """The tensors of pickled files; torch's weights-only reader runs no code from them."""
+    """The tensors of pickled files."""
     checkpoint = InMemory(load_pickles(files), source)
     checkpoint.directory = directory
     return checkpoint
@@ -52,17 +53,22 @@ def read_pickles(source: str, files: list[Path], directory: Path | None) -> InMe
 
 def load_pickles(files: list[Path]) -> dict[str, Tensor]:
     """The tensors of several pickled files."""
-    return {name: tensor for path in files for name, tensor in _load(path).items()}
+    return {name: tensor for path in files for name, tensor in _tensors(path).items()}
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def load_weights_only(path: Path) -> Any:
+    """What a pickled file holds; torch's weights-only reader runs no code from it."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except Exception as problem:  # torch reports a bad or unsafe pickle in many ways
         reason = str(problem).strip().splitlines() or [type(problem).__name__]
         raise CheckpointError(f"{path}: refused by torch's weights-only reader ({reason[0][:160]})") from None
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    loaded = load_weights_only(path)
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(t, Tensor) for t in loaded.values()):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mergeway.checkpoint.pickled import load_weights_only
 from mergeway.checkpoint.source import read_json
 from mergeway.errors import CheckpointError, OptionError
 
@@ -56,13 +57,7 @@ def read_optimiser(path: Path, model: Path | None = None, only: str | None = Non
 
 
 def _load(file: Path) -> dict[str, Any]:
-    try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file") from None
-    except Exception as problem:  # torch reports a bad or unsafe pickle in many ways
-        reason = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise CheckpointError(f"{file}: refused by torch's weights-only reader ({reason[0][:120]})") from None
+    loaded = load_weights_only(file)
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
