@@ -12,6 +12,7 @@ import elementwise
 import ode
 import opcm
 import peers
+import pipeline
 import startup
 import steer
 from measure import Ratio, Skipped, options
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "ode": ode,
     "steer": steer,
     "constant": constant,
+    "pipeline": pipeline,
 }
 
 

@@ -94,7 +94,7 @@ class Classifier:
 
 
 def mean_features(
-    predictor: ClipVision | TextEncoder, params: Mapping[str, Tensor], tasks: Sequence[Samples], classes: int
+    predictor: Any, params: Mapping[str, Tensor], tasks: Sequence[Samples], classes: int
 ) -> tuple[Tensor, Tensor]:
     """The nearest-mean classifier: each class's mean feature, of length 1, and which classes have any samples."""
     sums, counts = torch.zeros(classes, predictor.width), torch.zeros(classes)

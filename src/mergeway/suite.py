@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.checkpoint.source import read_json
@@ -111,38 +112,63 @@ class Suite:
     def accuracies(
         self, params: Mapping[str, Tensor], names: Sequence[str], seen: Sequence[str] | None = None, batch: int = 32
     ) -> list[float]:
-        """Top-1 accuracy on each task's test data, in percent; half precision is computed with in float32.
+        """Top-1 accuracy on each task's test data, in percent; see `judge`."""
+        return [accuracy for accuracy, _ in self.judge(params, names, seen, batch)]
+
+    def judge(
+        self,
+        params: Mapping[str, Tensor],
+        names: Sequence[str],
+        seen: Sequence[str] | None = None,
+        batch: int = 32,
+        *,
+        through: Any = None,
+        classifier: str | None = None,
+    ) -> list[tuple[float, float]]:
+        """Top-1 accuracy in percent and mean cross-entropy on each task's test data; half precision is computed with in float32.
 
         With a shared head the choice is among the classes of the tasks `seen`, by default of all, and a test image does not
-        say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean over all tasks after the last.
+        say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean accuracy over all tasks after the last.
+        `through` is another reading of the parameters than the suite's own model, such as the tangent model.
         """
         params = {n: p.float() if p.is_floating_point() else p for n, p in params.items()}
+        predict = through or self.predictor
         with torch.no_grad():
-            head, open_classes = self._shared_head(params, list(seen or [t.name for t in self.tasks]))
-            return [self._hits(params, name, head, open_classes, batch) for name in names]
+            head, open_classes = self._shared_head(
+                predict, params, list(seen or [t.name for t in self.tasks]), classifier or self.classifier
+            )
+            return [self._judge_task(predict, params, name, head, open_classes, batch) for name in names]
 
-    def _hits(
-        self, params: Mapping[str, Tensor], name: str, head: Tensor | None, open_classes: Tensor | None, batch: int
-    ) -> float:
+    def _judge_task(
+        self,
+        predict: Any,
+        params: Mapping[str, Tensor],
+        name: str,
+        head: Tensor | None,
+        open_classes: Tensor | None,
+        batch: int,
+    ) -> tuple[float, float]:
         test = self.samples(name, "test").rows(slice(self.tests))
-        hits = 0
+        hits, loss = 0, 0.0
         for start in range(0, len(test), batch):
             rows = test.rows(slice(start, start + batch))
-            under: Any = rows.head if head is None else head
-            logits = self.predictor(params, rows.inputs, under)
+            logits = predict(params, rows.inputs, rows.head if head is None else head)
             if open_classes is not None:
                 logits = logits.masked_fill(~open_classes, -torch.inf)
             hits += int((logits.argmax(-1) == rows.labels).sum())
-        return 100.0 * hits / len(test)
+            loss += float(functional.cross_entropy(logits, rows.labels, reduction="sum"))
+        return 100.0 * hits / len(test), loss / len(test)
 
-    def _shared_head(self, params: Mapping[str, Tensor], seen: list[str]) -> tuple[Tensor | None, Tensor | None]:
+    def _shared_head(
+        self, predict: Any, params: Mapping[str, Tensor], seen: list[str], classifier: str
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The head all tasks are judged with, and which of its classes may be chosen; neither where each has its own."""
         if self.protocol == "task":
             return None, None
         head = read_head(self.task(seen[0]).head, self.predictor.width)
-        if self.classifier == "nearest-mean":
+        if classifier == "nearest-mean":
             samples = [draw(self.samples(name, "train"), DEFAULT_SIZE) for name in seen]
-            return mean_features(self.predictor, params, samples, len(head))
+            return mean_features(predict, params, samples, len(head))
         chosen = torch.zeros(len(head), dtype=torch.bool)
         for name in seen:
             labels = self.task(name).labels

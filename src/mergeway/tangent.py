@@ -24,6 +24,11 @@ class Tangent:
         self.predictor, self.scale = predictor, predictor.scale
         self._base = {name: tensor.detach() for name, tensor in base.items() if tensor.is_floating_point()}
 
+    @property
+    def width(self) -> int:
+        """The length of a feature."""
+        return self.predictor.width
+
     def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """The features before normalisation."""
         moved = [name for name in self._base if name in params]

@@ -24,7 +24,9 @@ def bench(
         str | None,
         typer.Option("--tasks", metavar="N[,N..]", help="Stream lengths; by default all tasks.", show_default=False),
     ] = None,
-    orders: Annotated[int, typer.Option("--orders", help="How many seeded orders of the tasks.")] = 10,
+    orders: Annotated[
+        int, typer.Option("--orders", help="How many seeded orders of the tasks; for tables of Holistic CMM, seeds.")
+    ] = 10,
     utilities: Annotated[
         str, typer.Option("--utilities", help="uniform, or random for a draw of weights per order.")
     ] = "uniform",
@@ -44,7 +46,7 @@ def bench(
         typer.Option(
             "--table",
             metavar="N[,N..]",
-            help="Make tables of the papers instead: 1 to 7 of ODE-M, opcm-2, opcm-3, metrics, or 'all'.",
+            help="Make tables of the papers instead: 1 to 7 of ODE-M, opcm-2, opcm-3, holistic-1, .. or 'all'.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +55,7 @@ def bench(
         typer.Option(
             "--figure",
             metavar="N[,N..]",
-            help="Make figures of the papers: ode-m-5, opcm-5, .. or 'all'; a bare number is ODE-M's where it has one.",
+            help="Make figures of the papers: ode-m-5, opcm-5, holistic-1, .. or 'all'; a bare number is ODE-M's where it has one.",
             show_default=False,
         ),
     ] = None,

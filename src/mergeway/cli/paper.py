@@ -13,6 +13,7 @@ from mergeway.cli.display import console, print_json, progress
 from mergeway.errors import OptionError
 from mergeway.paper import Study, Table, Value, choose, default_lengths
 from mergeway.paper.formats import as_json as table_json
+from mergeway.paper.registry import Kind
 from mergeway.paper.study import FEATURED
 from mergeway.suite import Suite
 
@@ -31,7 +32,8 @@ def make_paper(
     as_json: bool,
 ) -> None:
     """Make what is named, run what it needs, print the tables and say where everything is."""
-    items = [*(choose("table", tables) if tables else ()), *(choose("figure", figures) if figures else ())]
+    wanted: list[tuple[Kind, str | None]] = [("table", tables), ("figure", figures)]
+    items = [item for kind, text in wanted if text for item in choose(kind, text, suite.protocol)]
     place = out or Path(f"{suite.name}-paper")
     if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "kept").is_dir())):
         raise OptionError(f"{place}: exists and holds no tables or figures; choose another directory with --out")

@@ -1,4 +1,4 @@
-"""The tables and figures of the ODE-M and OPCM papers, made anew for any suite."""
+"""The tables and figures of the ODE-M, OPCM and Holistic CMM papers, made anew for any suite."""
 
 from mergeway.paper.registry import ITEMS as ITEMS
 from mergeway.paper.registry import Item as Item

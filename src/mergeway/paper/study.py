@@ -115,7 +115,7 @@ class Study:
 
     def kept(self, name: str, protocol: dict[str, Any], work: Callable[[], Any]) -> Any:
         """The result of `work`, read from disk when it was done before under the same protocol."""
-        path = self.out / "kept" / f"{_file_name(name)}.json"
+        path = self._kept_path(name)
         protocol = {"suite": self.suite.name, **protocol}
         if path.exists():
             found = read_json(path, "an earlier result")
@@ -128,6 +128,13 @@ class Study:
         write_text(new, json.dumps({"protocol": protocol, "result": result}, indent=1) + "\n")
         os.replace(new, path)
         return result
+
+    def holds(self, name: str) -> bool:
+        """Whether that was kept before."""
+        return self._kept_path(name).exists()
+
+    def _kept_path(self, name: str) -> Path:
+        return self.out / "kept" / f"{_file_name(name)}.json"
 
 
 def with_option(rule: str, key: str, value: Any) -> str:
