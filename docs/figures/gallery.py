@@ -1,8 +1,9 @@
-"""Bring docs/gallery.md up to date with what `mergeway bench digits --table .. --figure .. --out DIR` wrote.
+"""Bring the pages up to date with what `mergeway bench SUITE --table .. --figure .. --out DIR` wrote.
 
     python docs/figures/gallery.py DIR [DIR..]
 
-Tables go between their marks on the page, figures into docs/gallery/; what no directory holds stays as it is.
+Tables go between their marks, figures into docs/gallery/; what no directory holds stays as it is. Those of Holistic CMM are
+of several suites and go under the suite's name, which is that of a directory SUITE-paper.
 """
 
 import re
@@ -11,13 +12,18 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent
-PAGE = DOCS / "gallery.md"
+PAGES = (DOCS / "gallery.md", DOCS / "benchmarks.md")
+
+
+def place(folder: Path, name: str) -> str:
+    """Where a table or figure belongs."""
+    return f"{folder.name.removesuffix('-paper')}/{name}" if name.startswith("holistic") else name
 
 
 def fill(page: str, folder: Path) -> str:
     """The page with the tables of a directory in the place of those it had."""
     for path in sorted((folder / "tables").glob("*.md")):
-        mark = f"<!-- table {path.stem} -->"
+        mark = f"<!-- table {place(folder, path.stem)} -->"
         body = path.read_text(encoding="utf-8")
         page = re.sub(
             rf"{mark}\n.*?<!-- end -->", lambda _, m=mark, b=body: f"{m}\n\n{b}\n<!-- end -->", page, flags=re.S
@@ -27,13 +33,13 @@ def fill(page: str, folder: Path) -> str:
 
 def main(folders: list[str]) -> None:
     """Fill in the tables and copy the figures."""
-    page = PAGE.read_text(encoding="utf-8")
-    (DOCS / "gallery").mkdir(exist_ok=True)
-    for folder in map(Path, folders):
-        page = fill(page, folder)
+    for folder in (Path(folder).resolve() for folder in folders):
+        for page in PAGES:
+            page.write_text(fill(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
         for path in sorted((folder / "figures").glob("*.*")):
-            shutil.copy(path, DOCS / "gallery" / path.name)
-    PAGE.write_text(page, encoding="utf-8")
+            goal = DOCS / "gallery" / place(folder, path.name)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, goal)
 
 
 if __name__ == "__main__":
