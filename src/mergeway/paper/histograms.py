@@ -27,7 +27,7 @@ def along_the_way(run: Run, what: str) -> tuple[list[float], list[float]]:
 
 def gamma(study: Study) -> Any:
     """γ against t."""
-    return _histogram(study, "gammas", r"damping $\gamma$")
+    return _histogram(study, "gammas", r"damping $\gamma$", 1.0)
 
 
 def alignment(study: Study) -> Any:
@@ -35,8 +35,9 @@ def alignment(study: Study) -> Any:
     return _histogram(study, "alignments", r"alignment $\Vert P_g u\Vert/\Vert u\Vert$")
 
 
-def _histogram(study: Study, what: str, label: str) -> Any:
+def _histogram(study: Study, what: str, label: str, top: float | None = None) -> Any:
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator, NullLocator
 
     times, values = along_the_way(study.run([study.ode]), what)
     figure = style.new_figure(5.4, 3.5)
@@ -44,11 +45,13 @@ def _histogram(study: Study, what: str, label: str) -> Any:
     axes.grid(visible=False)
     # Operating times end at 1/2 with uniform utilities; the axis ends where the steps do.
     end = max(0.05, float(np.ceil(20 * max(times, default=0.0) + 1e-9)) / 20)
-    counts, *_, image = axes.hist2d(
-        times, values, bins=(round(end / 0.05), BINS), range=((0, end), (0, 1)), norm=LogNorm(), cmap=style.SEQUENTIAL
-    )
+    # In a model of many parameters two directions are nearly orthogonal, so an axis up to 1 would show nothing.
+    top = top or next((t for t in (0.05, 0.1, 0.2, 0.5) if t >= max(values, default=0.0)), 1.0)
+    bins, limits = (round(end / 0.05), BINS), ((0, end), (0, top))
+    counts, *_, image = axes.hist2d(times, values, bins=bins, range=limits, norm=LogNorm(), cmap=style.SEQUENTIAL)
     bar = figure.colorbar(image, ax=axes, label=f"steps, of {int(counts.sum())}", format="{x:g}")
-    bar.ax.yaxis.set_minor_formatter("{x:g}")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("integration time t")
     axes.set_ylabel(label)
     figure.tight_layout()
