@@ -71,7 +71,7 @@ def _draw(study: Study, lines: Sequence[str]) -> Any:
             axes.plot(POINTS, curves.mean(0), label=line, **style.line(number))
     first, second = (t.name for t in study.suite.tasks[:2])
     for axes, label in zip(panels, ("mean accuracy of both tasks, %", "mean loss of both tasks"), strict=True):
-        axes.set_xlabel(f"λ: {first} at 0, {second} at 1")
+        axes.set_xlabel(f"λ, from task {first} to task {second}")
         axes.set_ylabel(label)
     panels[1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title="training, merge")
     figure.tight_layout()

@@ -32,6 +32,7 @@ CLIP_TASKS = (
 INCREMENTAL_BACKBONE = "b16"  # Section 5.1, Holistic CMM
 SPLITS = {"cifar100": (10, 20, 50), "imagenet-r": (5, 10, 20), "cub-200": (5, 10, 20), "cars": (5, 10, 20)}
 DOMAINS = ("office-31", "office-home", "domainnet")
+LONGER = ("cub-200", "stanford-cars")  # 30 epochs a task instead of 10
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def write_recipe(recipe: Recipe, folder: Path, data: str | None = None) -> dict[
         **({} if recipe.protocol == "task" else {"protocol": recipe.protocol}),
         "base": str(clip.base().resolve()),
         **clip.settings(),
+        **({"training": {"epochs": 30}} if recipe.protocol == "cil" and recipe.datasets[0] in LONGER else {}),
         "tasks": rows,
     }
     _replace(folder / "suite.json", suite)
