@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mergeway import metrics as metrics
     from mergeway import rules as rules
     from mergeway.calibration import Samples as Samples
+    from mergeway.compute import Compute as Compute
     from mergeway.errors import MergewayError as MergewayError
     from mergeway.merging import merge as merge
     from mergeway.merging import merge_into as merge_into
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mergeway.trunk import Trunk as Trunk
 
 _HOMES = {
+    "Compute": "mergeway.compute",
     "MergewayError": "mergeway.errors",
     "Objective": "mergeway.objective",
     "Samples": "mergeway.calibration",
@@ -37,6 +39,7 @@ _HOMES = {
     "trajectory": "mergeway.ode",
 }
 __all__ = [
+    "Compute",
     "MergewayError",
     "Objective",
     "Samples",

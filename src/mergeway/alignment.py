@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mergeway.calibration import Samples
+from mergeway.compute import compute_of
 from mergeway.errors import OptionError
 from mergeway.progress import SILENT, Progress
 
@@ -55,13 +56,15 @@ def align(
     """Train the chosen parameters of the merged model until its features on these samples are nearer to the previous model's."""
     if not hasattr(predictor, "embed"):
         raise OptionError("alignment is for models with features: a CLIP vision tower or a text encoder")
-    params = {n: t.float() for n, t in merged.items() if t.is_floating_point()}
-    old = {n: t.float() for n, t in previous.items() if t.is_floating_point()}
+    compute = compute_of(predictor)
+    size = compute.micro_batch or how.batch
+    params = compute.put({n: t.float() for n, t in merged.items() if t.is_floating_point()})
+    old = compute.put({n: t.float() for n, t in previous.items() if t.is_floating_point()})
     names = _chosen(params, how.module)
     for name in names:
         params[name] = params[name].clone().requires_grad_()
-    goal = _features(predictor, old, samples, how.batch)
-    before = _bias(_features(predictor, params, samples, how.batch), goal)
+    goal = _features(predictor, old, samples, size)
+    before = _bias(_features(predictor, params, samples, size), goal)
     optimiser = torch.optim.AdamW([params[n] for n in names], lr=how.lr, weight_decay=0.0)
     measure = functional.mse_loss if how.distance == "mse" else functional.l1_loss
     progress.begin("aligning", how.epochs * len(samples), "samples")
@@ -69,11 +72,13 @@ def align(
         generator = torch.Generator().manual_seed(1_000_003 * how.seed + epoch)
         for rows in torch.randperm(len(samples), generator=generator).split(how.batch):
             optimiser.zero_grad()
-            measure(predictor.embed(params, samples.rows(rows).inputs), goal[rows]).backward()
+            for part in rows.split(size):
+                loss = measure(predictor.embed(params, samples.rows(part).inputs), goal[part])
+                (loss * (len(part) / len(rows))).backward()
             optimiser.step()
             progress.advance(len(rows))
-    moved = {n: params[n].detach() for n in names}
-    return Aligned(moved, before, _bias(_features(predictor, params, samples, how.batch), goal))
+    moved = {n: params[n].detach().cpu() for n in names}
+    return Aligned(moved, before, _bias(_features(predictor, params, samples, size), goal))
 
 
 def _chosen(params: Params, module: str | None) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeway.calibration import draw
+from mergeway.compute import Compute
 from mergeway.engine import Base
 from mergeway.errors import OptionError
 from mergeway.heads import Head
@@ -17,12 +18,16 @@ from mergeway.taskdata import task_data
 
 @dataclass(frozen=True)
 class Ask:
-    """What a caller gives with an arrival: data and heads, of the arrival or by task; or an objective; to be kept or not."""
+    """What a caller gives with an arrival: data and heads, of the arrival or by task; or an objective; to be kept or not.
+
+    `compute` says how the model is run.
+    """
 
     data: str | Mapping[str, str] | None
     head: str | Path | Mapping[str, str | Path] | None
     objective: Any
     remember: bool
+    compute: Compute | None = None
 
 
 def calibrate(
@@ -60,7 +65,7 @@ def calibrate(
         )
     whole = _kept(replace(held, settings=settings, tasks=list(found.values())), names, weights)
     assert whole is not None
-    return whole if asked.remember else _kept(held, names, weights), whole.objective(directory, weights)
+    return whole if asked.remember else _kept(held, names, weights), whole.objective(directory, weights, asked.compute)
 
 
 def _kept(memory: CalibrationMemory, names: Sequence[str], weights: Sequence[float]) -> CalibrationMemory | None:

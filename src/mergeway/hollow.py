@@ -45,15 +45,14 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def shard_model(model: nn.Module, names: set[str]) -> None:
+def shard_model(model: nn.Module, names: set[str], where: torch.device) -> None:
     """Cut the named parameters over the ranks with `fully_shard`, block by block; the others are given at each call."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from mergeway.ranks import team
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    mesh = init_device_mesh(device, (team().count,))
+    mesh = init_device_mesh(where.type, (team().count,))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     ignored: set[nn.Parameter] = set()
     for name, parameter in model.named_parameters():
@@ -63,7 +62,7 @@ def shard_model(model: nn.Module, names: set[str]) -> None:
     blocks = [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
     for block in [*reversed(blocks), model]:
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
-    model.to_empty(device=device)
+    model.to_empty(device=where)
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 

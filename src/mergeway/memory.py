@@ -20,6 +20,7 @@ from mergeway.calibration import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import FileWriter, write_text, writing
+from mergeway.compute import Compute
 from mergeway.errors import OptionError, TrunkError, suggest
 from mergeway.models import make_model
 from mergeway.objective import Objective
@@ -70,19 +71,18 @@ class CalibrationMemory:
         kept = [t.rows(slice(n)) for t, n in zip(grown, self.bounds.counts(len(grown), weights), strict=True)]
         return replace(self, settings=dict(settings), tasks=kept)
 
-    def objective(self, base: Path, weights: Sequence[float], **compute: Any) -> Objective:
+    def objective(self, base: Path, weights: Sequence[float], compute: Compute | None = None) -> Objective:
         """The loss of all tasks in the memory."""
         if len(weights) != len(self.tasks):
             raise TrunkError(
                 f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
             )
         return Objective(
-            make_model(base, self.settings),
+            make_model(base, self.settings, compute),
             self.tasks,
             weights,
             size=self.bounds.size,
             by_utility=self.bounds.share == "utility",
-            **compute,
         )
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mergeway.checkpoint.source import read_json
+from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.predictors import ClipVision, TextEncoder, make_predictor
 from mergeway.predictors import _load as load_model
-from mergeway.predictors import _run as run_model
+from mergeway.running import Runner
 
 LONGEST = 512  # tokens in a block of text, unless the model takes fewer
 
@@ -26,16 +27,19 @@ class CausalLM:
 
     reads = "documents"
 
-    def __init__(self, directory: Path, max_length: int) -> None:
+    def __init__(self, directory: Path, max_length: int, compute: Compute | None = None) -> None:
         from transformers import AutoModelForCausalLM
 
         self.model = load_model(AutoModelForCausalLM, directory)
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
         self.tokenizer = load_tokenizer(directory)
         self.max_length = max_length
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Head) -> Tensor:
         told: dict[str, Any] = {**inputs, "use_cache": False}
-        return run_model(self.model, params, told).logits
+        # One number for every word of the vocabulary at every place: the loss is taken where they are.
+        return self.run(params, told).logits
 
 
 class TextClassifier:
@@ -43,10 +47,12 @@ class TextClassifier:
 
     reads = "texts"
 
-    def __init__(self, directory: Path, max_length: int) -> None:
+    def __init__(self, directory: Path, max_length: int, compute: Compute | None = None) -> None:
         from transformers import AutoModelForSequenceClassification
 
         self.model = load_model(AutoModelForSequenceClassification, directory)
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
         self.tokenizer = load_tokenizer(directory)
         config: Any = self.model.config
         pad = self.tokenizer.pad_token_id
@@ -64,7 +70,7 @@ class TextClassifier:
         return {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Head) -> Tensor:
-        return run_model(self.model, with_head(params, head), inputs).logits
+        return self.run.home(self.run(with_head(params, head), inputs).logits)
 
 
 class ImageClassifier:
@@ -72,10 +78,14 @@ class ImageClassifier:
 
     reads = "images"
 
-    def __init__(self, directory: Path, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self, directory: Path, mean: Sequence[float], std: Sequence[float], compute: Compute | None = None
+    ) -> None:
         from transformers import AutoModelForImageClassification
 
         self.model = load_model(AutoModelForImageClassification, directory)
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
         self._mean = torch.tensor(list(mean)).view(1, -1, 1, 1)
         self._std = torch.tensor(list(std)).view(1, -1, 1, 1)
         config: Any = self.model.config
@@ -85,20 +95,20 @@ class ImageClassifier:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Head) -> Tensor:
         pixels = (inputs["images"].permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
-        return run_model(self.model, with_head(params, head), {"pixel_values": pixels}).logits
+        return self.run.home(self.run(with_head(params, head), {"pixel_values": pixels}).logits)
 
 
 def make_model(
-    base: Path, settings: Mapping[str, Any]
+    base: Path, settings: Mapping[str, Any], compute: Compute | None = None
 ) -> CausalLM | TextClassifier | ImageClassifier | ClipVision | TextEncoder:
     """The model of a base directory, as its settings describe it."""
     if settings["kind"] == "causal-lm":
-        return CausalLM(base, settings["max_length"])
+        return CausalLM(base, settings["max_length"], compute)
     if settings["kind"] == "sequence-classification":
-        return TextClassifier(base, settings["max_length"])
+        return TextClassifier(base, settings["max_length"], compute)
     if settings["kind"] == "image-classification":
-        return ImageClassifier(base, settings["image_mean"], settings["image_std"])
-    return make_predictor(base, settings)
+        return ImageClassifier(base, settings["image_mean"], settings["image_std"], compute)
+    return make_predictor(base, settings, compute)
 
 
 def own_settings(base: Path) -> dict[str, Any] | None:

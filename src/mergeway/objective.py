@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mergeway.calibration import DEFAULT_SIZE, MASKED, Samples, check_samples, draw, shares
+from mergeway.compute import compute_of, placed
 from mergeway.errors import MergewayError, OptionError
 
 # Logits of a batch: predict(params, inputs, head); what a head is depends on the kind of model.
@@ -21,8 +22,8 @@ class Objective:
     """L(θ; D_cal): the mean over tasks of the mean cross-entropy of each, weighted by utility when weights are given.
 
     `size` samples in all, n/k from each of the k tasks or, `by_utility`, as the weights say; micro-batches of `batch` rows
-    bound the memory and change nothing beyond rounding. Labels with a second axis are tokens: the loss is that of the next
-    one, over all that are not masked by -100.
+    (by default as many as the predictor's `Compute` says, or 128) bound the memory and change nothing beyond rounding.
+    Labels with a second axis are tokens: the loss is that of the next one, over all that are not masked by -100.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Objective:
         *,
         size: int = DEFAULT_SIZE,
         seed: int = 0,
-        batch: int = 128,
+        batch: int | None = None,
         by_utility: bool = False,
     ) -> None:
         if not tasks:
@@ -42,7 +43,9 @@ class Objective:
             raise OptionError(f"{len(weights)} weights for {len(tasks)} tasks of the objective; give one each")
         for task in tasks:
             check_samples(task, f"calibration samples of '{task.task}'")
-        self._predict, self._size, self._batch, self._by_utility = predict, size, batch, by_utility
+        self._predict, self._size, self._by_utility = predict, size, by_utility
+        self._compute = compute_of(predict)
+        self._batch = batch or self._compute.micro_batch or 128
         # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
         self._pool = [draw(t, size, seed) for t in tasks]
         counts = shares(size, len(tasks), weights if by_utility else None)
@@ -78,6 +81,7 @@ class Objective:
         return Objective(self._predict, pool, weights, size=self._size, batch=self._batch, by_utility=by_utility)
 
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
+        params = self._compute.put(params)
         return torch.stack([s * self.task_loss(params, t) for s, t in zip(self.shares, self.tasks, strict=True)]).sum()
 
     def task_loss(self, params: Mapping[str, Tensor], task: Samples) -> Tensor:
@@ -86,28 +90,28 @@ class Objective:
 
     def task_losses(self, params: Mapping[str, Tensor]) -> dict[str, float]:
         """The loss of every task, without gradients."""
+        params = self._compute.put(params)
         with torch.no_grad():
             return {t.task: float(self.task_loss(params, t)) for t in self.tasks}
 
     def accumulate(self, params: Mapping[str, Tensor]) -> float:
         """The loss, its gradient added to `.grad` of the parameters one micro-batch at a time."""
-        return sum(s * self.accumulate_task(params, t, s) for s, t in zip(self.shares, self.tasks, strict=True))
+        with placed(params, self._compute.where) as here:
+            return sum(s * self.accumulate_task(here, t, s) for s, t in zip(self.shares, self.tasks, strict=True))
 
     def accumulate_task(self, params: Mapping[str, Tensor], task: Samples, scale: float = 1.0) -> float:
         """One task's loss, `scale` times its gradient added to `.grad` of the parameters."""
         total = 0.0
-        for rows, share in self._batches(task):
-            loss = self._loss(params, rows) * share
-            if loss.requires_grad:  # not when nothing that moves takes part, such as an unused pooler
-                (scale * loss).backward()
-            total += float(loss.detach())
+        with placed(params, self._compute.where) as here:
+            for rows, share in self._batches(task):
+                loss = self._loss(here, rows) * share
+                if loss.requires_grad:  # not when nothing that moves takes part, such as an unused pooler
+                    (scale * loss).backward()
+                total += float(loss.detach())
         return total
 
     def _loss(self, params: Mapping[str, Tensor], rows: Samples) -> Tensor:
-        logits = self._predict(params, rows.inputs, rows.head)
-        if rows.labels.ndim == 1:
-            return functional.cross_entropy(logits, rows.labels)
-        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows.labels[:, 1:].flatten())
+        return cross_entropy(self._predict(params, rows.inputs, rows.head), rows.labels)
 
     def _batches(self, task: Samples) -> Iterator[tuple[Samples, float]]:
         """Micro-batches, each with its share of the task's targets."""
@@ -117,6 +121,16 @@ class Objective:
             count = targets(rows)
             if count:
                 yield rows, count / total
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of classes, or of every next token that is not masked, where the logits are."""
+    labels = labels.to(logits.device)
+    if logits.dtype is torch.bfloat16:  # what autocast leaves behind
+        logits = logits.float()
+    if labels.ndim == 1:
+        return functional.cross_entropy(logits, labels)
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 def targets(samples: Samples) -> int:

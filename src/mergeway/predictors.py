@@ -10,22 +10,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from mergeway.calibration import Samples
+from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.hollow import hollow_model
 from mergeway.ranks import team
+from mergeway.running import Runner
 
 
 class ClipVision:
     """A CLIP vision tower with a frozen zero-shot head: logits = scale·cos(features, head)."""
 
-    def __init__(self, directory: Path, scale: float, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self, directory: Path, scale: float, mean: Sequence[float], std: Sequence[float], compute: Compute | None = None
+    ) -> None:
         from transformers import CLIPVisionModelWithProjection
 
         self.model = _load(CLIPVisionModelWithProjection, directory)
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
         self.scale = scale
         self._mean = torch.tensor(list(mean)).view(1, -1, 1, 1)
         self._std = torch.tensor(list(std)).view(1, -1, 1, 1)
@@ -41,7 +46,7 @@ class ClipVision:
         images: Any = inputs["images"]
         images = images if isinstance(images, Tensor) else images.load()
         pixels = (images.permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
-        return _run(self.model, params, {"pixel_values": pixels}).image_embeds
+        return self.run.home(self.run(params, {"pixel_values": pixels}).image_embeds)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
         return _logits(self.scale, self.features(params, inputs), head)
@@ -50,12 +55,16 @@ class ClipVision:
 class TextEncoder:
     """A text encoder with a frozen head: logits = scale·cos(pooled hidden states, head)."""
 
-    def __init__(self, directory: Path, scale: float, max_length: int, pooling: str = "mean") -> None:
+    def __init__(
+        self, directory: Path, scale: float, max_length: int, pooling: str = "mean", compute: Compute | None = None
+    ) -> None:
         from transformers import AutoModel, AutoTokenizer
 
         if pooling not in ("mean", "cls"):
             raise OptionError(f"{directory}: pooling is '{pooling}'; it must be mean or cls")
         self.model = _load(AutoModel, directory)
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
         self.tokenizer = AutoTokenizer.from_pretrained(directory)
         self.scale, self._length, self._pooling = scale, max_length, pooling
         config: Any = self.model.config
@@ -74,7 +83,7 @@ class TextEncoder:
 
     def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """Text features before they are normalised."""
-        hidden = _run(self.model, params, inputs).last_hidden_state
+        hidden = self.run.home(self.run(params, inputs).last_hidden_state)
         keep = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         return (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
 
@@ -85,12 +94,14 @@ class TextEncoder:
 class Classifier:
     """A `transformers` classifier (or any module that returns logits) with its head among its own parameters."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compute: Compute | None = None) -> None:
         self.model = model.eval()
+        self.compute = compute or Compute()
+        self.run = Runner(self.model, self.compute)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor | None) -> Tensor:
-        out = _run(self.model, params, inputs)
-        return out if isinstance(out, Tensor) else out.logits
+        out = self.run(params, inputs)
+        return self.run.home(out if isinstance(out, Tensor) else out.logits)
 
 
 def mean_features(
@@ -110,27 +121,17 @@ def mean_features(
 KINDS = {"clip-vision": ("logit_scale", "image_mean", "image_std"), "text-encoder": ("logit_scale", "max_length")}
 
 
-def make_predictor(base: Path, settings: Mapping[str, Any]) -> ClipVision | TextEncoder:
+def make_predictor(base: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> ClipVision | TextEncoder:
     """The model of a base directory, as its settings describe it."""
     if settings["kind"] == "clip-vision":
-        return ClipVision(base, settings["logit_scale"], settings["image_mean"], settings["image_std"])
-    return TextEncoder(base, settings["logit_scale"], settings["max_length"], settings.get("pooling", "mean"))
+        return ClipVision(base, settings["logit_scale"], settings["image_mean"], settings["image_std"], compute)
+    return TextEncoder(base, settings["logit_scale"], settings["max_length"], settings.get("pooling", "mean"), compute)
 
 
 def _logits(scale: float, features: Tensor, head: Tensor | None) -> Tensor:
     if head is None:
         raise OptionError("this kind of model needs a head for every task")
     return scale * features @ head.to(features.dtype).mT
-
-
-def _run(model: nn.Module, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Any:
-    """The model's answer with these parameters in place of its own."""
-    # Names that the model does not know are passed over, so a checkpoint of another class would have no effect at all.
-    if params and not any(name in params for name, _ in model.named_parameters()):
-        raise OptionError(
-            f"the checkpoint's tensors have other names than those of {type(model).__name__}, such as '{next(iter(params))}'; it was saved from another class of model"
-        )
-    return functional_call(model, dict(params), kwargs=dict(inputs))
 
 
 def _load(kind: Any, directory: Path) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration import Samples
+from mergeway.compute import compute_of
 from mergeway.errors import OptionError
 from mergeway.hollow import local_part, shard_model
 from mergeway.objective import Objective, targets
@@ -84,7 +85,7 @@ class ShardedObjective:
     def _load(self, params: Mapping[str, Tensor]) -> None:
         """Put the ranks' rows into the model."""
         if not hasattr(self._model, "unshard"):
-            shard_model(self._model, set(params))
+            shard_model(self._model, set(params), compute_of(self._objective._predict).where)
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 if name not in params:
@@ -102,5 +103,5 @@ class ShardedObjective:
             if parameter.ndim == 0:
                 grad = torch.tensor([team().add_up([float(grad) / team().count])[0]])[: len(params[name])]
             if into is not None:
-                into.add_(local_part(grad))
+                into.add_(local_part(grad).to(into.device))
             parameter.grad = None

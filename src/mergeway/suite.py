@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.checkpoint.source import read_json
+from mergeway.compute import Compute
 from mergeway.data import base_settings, read_data, read_head, read_hub, read_jsonl, read_npz
 from mergeway.errors import OptionError, suggest
 from mergeway.objective import Objective
@@ -55,11 +56,16 @@ class SuiteTask:
 class Suite:
     """A benchmark's models and data; everything is read when first needed and kept.
 
-    `tests` limits the test examples of each task, for a look that has to be quick.
+    `tests` limits the test examples of each task, for a look that has to be quick; `compute` says how the model is run.
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], tasks: list[SuiteTask], tests: int | None = None
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        tasks: list[SuiteTask],
+        tests: int | None = None,
+        compute: Compute | None = None,
     ) -> None:
         self.path, self.settings, self.tasks, self.tests = path, settings, tasks, tests
         self.name: str = settings["name"]
@@ -67,12 +73,13 @@ class Suite:
         self.base = path / settings["base"]
         self.protocol: str = settings.get("protocol", "task")
         self.classifier: str = settings.get("classifier", "head")
+        self.compute = compute or Compute()
         self._samples: dict[tuple[str, str], Samples] = {}
 
     @cached_property
     def predictor(self) -> ClipVision | TextEncoder:
         """The suite's model as a function of parameters."""
-        return make_predictor(self.base, self.settings)
+        return make_predictor(self.base, self.settings, self.compute)
 
     def task(self, name: str) -> SuiteTask:
         """The task of that name."""
@@ -110,7 +117,11 @@ class Suite:
         return self.accuracies(params, [name], seen)[0]
 
     def accuracies(
-        self, params: Mapping[str, Tensor], names: Sequence[str], seen: Sequence[str] | None = None, batch: int = 32
+        self,
+        params: Mapping[str, Tensor],
+        names: Sequence[str],
+        seen: Sequence[str] | None = None,
+        batch: int | None = None,
     ) -> list[float]:
         """Top-1 accuracy on each task's test data, in percent; see `judge`."""
         return [accuracy for accuracy, _ in self.judge(params, names, seen, batch)]
@@ -120,7 +131,7 @@ class Suite:
         params: Mapping[str, Tensor],
         names: Sequence[str],
         seen: Sequence[str] | None = None,
-        batch: int = 32,
+        batch: int | None = None,
         *,
         through: Any = None,
         classifier: str | None = None,
@@ -131,7 +142,8 @@ class Suite:
         say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean accuracy over all tasks after the last.
         `through` is another reading of the parameters than the suite's own model, such as the tangent model.
         """
-        params = {n: p.float() if p.is_floating_point() else p for n, p in params.items()}
+        params = self.compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
+        batch = batch or self.compute.micro_batch or 32
         predict = through or self.predictor
         with torch.no_grad():
             head, open_classes = self._shared_head(
@@ -176,7 +188,7 @@ class Suite:
         return head, chosen
 
 
-def load_suite(path: str | Path, tests: int | None = None) -> Suite:
+def load_suite(path: str | Path, tests: int | None = None, compute: Compute | None = None) -> Suite:
     """The suite in a directory, checked for everything that can be checked without reading the weights."""
     path = Path(path)
     file = path / "suite.json"
@@ -200,7 +212,7 @@ def load_suite(path: str | Path, tests: int | None = None) -> Suite:
         raise OptionError(f"{file}: two tasks have the name '{next(n for n in names if names.count(n) > 1)}'")
     if not (path / settings["base"]).exists():
         raise OptionError(f"{file}: the base {path / settings['base']} does not exist")
-    return Suite(path, settings, tasks, tests)
+    return Suite(path, settings, tasks, tests, compute)
 
 
 def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:

@@ -12,6 +12,9 @@ from torch.func import jvp
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mergeway.compute import compute_of
+from mergeway.errors import OptionError
+
 
 class Tangent:
     """A predictor whose features are linear in the parameters; the expansion point is always the base.
@@ -21,8 +24,11 @@ class Tangent:
     """
 
     def __init__(self, predictor: Any, base: Mapping[str, Tensor]) -> None:
-        self.predictor, self.scale = predictor, predictor.scale
-        self._base = {name: tensor.detach() for name, tensor in base.items() if tensor.is_floating_point()}
+        self.predictor, self.scale, self.compute = predictor, predictor.scale, compute_of(predictor)
+        if self.compute.checkpointing or self.compute.compile:
+            raise OptionError("--tangent: the tangent model goes with neither --checkpointing nor --compile")
+        still = {name: tensor.detach() for name, tensor in base.items() if tensor.is_floating_point()}
+        self._base = self.compute.put(still)
 
     @property
     def width(self) -> int:
@@ -31,6 +37,7 @@ class Tangent:
 
     def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
         """The features before normalisation."""
+        params = self.compute.put(params)
         moved = [name for name in self._base if name in params]
         away = {name: params[name] - self._base[name] for name in moved}
         still = {name: tensor for name, tensor in self._base.items() if name not in away}

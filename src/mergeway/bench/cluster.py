@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeway.bench.protocol import Cell, FoldResult, run_cell
+from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.suite import load_suite
 
@@ -14,12 +15,13 @@ RETRIES = 4  # how often a stream is begun again when the worker or the node it 
 
 
 def ray_cells(
-    path: Path, tests: int | None, todo: Sequence[Cell], jobs: int
+    path: Path, tests: int | None, compute: Compute, todo: Sequence[Cell], jobs: int
 ) -> Iterator[tuple[Cell, list[FoldResult]]]:
     """Every stream as it is finished; the suite's directory has to be seen by all nodes under the same path."""
     ray = _connected(jobs)
-    remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_cell)
-    waiting = {remote.remote(str(path.absolute()), tests, cell): cell for cell in todo}
+    wanted = {"num_cpus": 1, "num_gpus": 1 if compute.device == "cuda" else 0}
+    remote = ray.remote(**wanted, max_retries=RETRIES)(_run_cell)
+    waiting = {remote.remote(str(path.absolute()), tests, compute, cell): cell for cell in todo}
     while waiting:
         done, _ = ray.wait(list(waiting))
         for reference in done:
@@ -34,11 +36,11 @@ def ray_cells(
             yield waiting.pop(reference), folds
 
 
-def _run_cell(path: str, tests: int | None, cell: Cell) -> list[FoldResult]:
+def _run_cell(path: str, tests: int | None, compute: Compute, cell: Cell) -> list[FoldResult]:
     import torch
 
     torch.set_num_threads(1)
-    return list(run_cell(load_suite(path, tests), cell))
+    return list(run_cell(load_suite(path, tests, compute), cell))
 
 
 def _connected(jobs: int) -> Any:

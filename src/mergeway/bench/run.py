@@ -28,6 +28,7 @@ from mergeway import __version__
 from mergeway.bench.protocol import Cell, FoldResult, matrix_of, plan, run_cell
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import write_text
+from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
 from mergeway.progress import SILENT, Progress
@@ -108,13 +109,14 @@ def bench(
     jobs: int = 1,
     engine: str = "local",
     ends: dict[str, dict[str, float]] | None = None,
+    compute: Compute | None = None,
     progress: Progress = SILENT,
 ) -> Run:
     """Run a benchmark; with `out`, every finished fold is on disk, and `resume` repeats none of them.
 
     `ends` are the accuracies of base and experts where they are known already.
     """
-    suite = suite if isinstance(suite, Suite) else load_suite(suite, tests)
+    suite = suite if isinstance(suite, Suite) else load_suite(suite, tests, compute)
     lengths = lengths or [len(suite.tasks)]
     for length in lengths:
         if not 1 <= length <= len(suite.tasks):
@@ -136,6 +138,7 @@ def bench(
         "utilities": utilities,
         "samples": samples,
         **({"tests": suite.tests} if suite.tests else {}),
+        **({"autocast": True} if suite.compute.autocast else {}),
         "version": __version__,
     }
     store = _Store(out, description, resume) if out else None
@@ -170,7 +173,7 @@ def _work(
     if engine == "ray":
         from mergeway.bench.cluster import ray_cells
 
-        for cell, folds in ray_cells(suite.path, suite.tests, todo, jobs):
+        for cell, folds in ray_cells(suite.path, suite.tests, suite.compute, todo, jobs):
             for fold in folds:
                 keep(cell)(fold)
             yield cell, folds
@@ -185,7 +188,9 @@ def _work(
         return
     # A forked copy of a process that has used torch's threads may hang in its first operation.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_start_worker, initargs=(suite.path, suite.tests)) as pool:
+    with ProcessPoolExecutor(
+        jobs, spawn, initializer=_start_worker, initargs=(suite.path, suite.tests, suite.compute)
+    ) as pool:
         futures = {pool.submit(_run_in_worker, cell): cell for cell in todo}
         for future in as_completed(futures):
             cell, folds = futures[future], future.result()
@@ -197,13 +202,13 @@ def _work(
 _worker_suite: Suite | None = None
 
 
-def _start_worker(path: Path, tests: int | None) -> None:
+def _start_worker(path: Path, tests: int | None, compute: Compute) -> None:
     """Each process loads the suite once and runs torch on one thread."""
     global _worker_suite
     import torch
 
     torch.set_num_threads(1)
-    _worker_suite = load_suite(path, tests)
+    _worker_suite = load_suite(path, tests, compute)
 
 
 def _run_in_worker(cell: Cell) -> list[FoldResult]:

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from mergeway.cli.app import COMPARE, Json, Set, app, read_options
+from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
 
 @app.command(rich_help_panel=COMPARE)
+@computes
 def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")],
     rules: Annotated[
@@ -60,6 +62,8 @@ def bench(
         ),
     ] = None,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
@@ -78,7 +82,17 @@ def bench(
             )
         featured = None if rules == "all" else chosen
         make_paper(
-            find_suite(suite), table, figure, chosen, featured, read_lengths(tasks), orders, samples, out, jobs, as_json
+            find_suite(suite, compute),
+            table,
+            figure,
+            chosen,
+            featured,
+            read_lengths(tasks),
+            orders,
+            samples,
+            out,
+            jobs,
+            as_json,
         )
         return
     with progress() as bar:
@@ -93,6 +107,7 @@ def bench(
             resume=resume,
             jobs=jobs,
             engine=engine,
+            compute=compute,
             progress=bar,
         )
     result = run.as_json()
@@ -103,10 +118,13 @@ def bench(
 
 
 @app.command(rich_help_panel=COMPARE)
+@computes
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="TRUNK|REF", help="A trunk or any checkpoint.")],
     suite: Annotated[str, typer.Option("--suite", help="The suite whose test data judges it.")],
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Measure a deployed model or a checkpoint on the tasks of a suite."""
     from mergeway.checkpoint import open_checkpoint
@@ -115,7 +133,7 @@ def evaluate(
     from mergeway.engine import prepare_arrival, prepare_base, worker_pool
     from mergeway.trunk import Trunk
 
-    found = find_suite(suite)
+    found = find_suite(suite, compute)
     checkpoint = Trunk.open(model).deployed() if (Path(model) / "journal.jsonl").exists() else None
     base = open_checkpoint(found.base)
     checkpoint = checkpoint or open_checkpoint(model, base)
@@ -132,6 +150,7 @@ def evaluate(
 
 
 @app.command(rich_help_panel=COMPARE)
+@computes
 def path(
     start: Annotated[str, typer.Argument(metavar="A", help="Where the trajectory starts: a checkpoint.")],
     target: Annotated[str, typer.Argument(metavar="B", help="Where it leads: a checkpoint of the same model.")],
@@ -142,6 +161,8 @@ def path(
     points: Annotated[int, typer.Option("--points", help="How many operating times from 0 to 1.")] = 11,
     options: Set = None,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Sweep the trajectory between two checkpoints: loss, damping and, on a suite, accuracy at each operating time."""
     from mergeway.bench.sweep import sweep
@@ -154,8 +175,8 @@ def path(
     rows = sweep(
         start,
         target,
-        find_suite(suite) if suite else None,
-        import_function(objective) if objective else None,
+        find_suite(suite, compute) if suite else None,
+        import_function(objective, compute) if objective else None,
         points,
         read_options(options),
     )

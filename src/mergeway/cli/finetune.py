@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mergeway.cli.app import TRAIN, Force, Json, NoWait, TrunkPath, app, command_line
+from mergeway.cli.computing import computes
 
 
 @app.command(rich_help_panel=TRAIN)
+@computes
 def finetune(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")],
     task: Annotated[
@@ -46,6 +48,8 @@ def finetune(
     save_every: Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")] = 100,
     force: Force = False,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Tune a suite's model on a task and write the arrival together with its Adam moments."""
     from mergeway.cli.display import console, print_json, progress
@@ -71,7 +75,7 @@ def finetune(
         ewc_weight if ewc else 0.0,
         freeze,
     )
-    found = find_suite(suite)
+    found = find_suite(suite, compute)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
     with progress() as bar:
         done = tune(
@@ -129,6 +133,7 @@ def moments(
 
 
 @app.command(rich_help_panel=TRAIN)
+@computes
 def align(
     trunk: TrunkPath,
     data: Annotated[
@@ -152,6 +157,8 @@ def align(
     tangent: Annotated[bool, typer.Option("--tangent", help="Align features in the tangent space.")] = False,
     no_wait: NoWait = False,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Bring the features of the deployed model back to those before its last fold."""
     from dataclasses import asdict
@@ -162,7 +169,9 @@ def align(
 
     how = Alignment(module, distance, epochs, lr, batch)  # type: ignore[arg-type]
     with progress() as bar:
-        record = Trunk.open(trunk, progress=bar).align(data, head, how, tangent=tangent, wait=not no_wait)
+        record = Trunk.open(trunk, compute=compute, progress=bar).align(
+            data, head, how, tangent=tangent, wait=not no_wait
+        )
     if as_json:
         print_json(asdict(record))
         return

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mergeway.cli.app import FOLD, AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
+from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
 
 @app.command(rich_help_panel=FOLD)
+@computes
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The checkpoint all arrivals were tuned from.")],
     arrivals: Annotated[
@@ -38,6 +40,8 @@ def merge(
     allow_pickle: AllowPickle = False,
     force: Force = False,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Fold a whole stream of checkpoints into a base and write the merged model."""
     from mergeway.checkpoint.writer import read_size
@@ -47,7 +51,7 @@ def merge(
     from mergeway.rules import make
 
     chosen = make(rule, read_options(options))
-    loss = find_objective(suite, objective, arrivals)
+    loss = find_objective(suite, objective, arrivals, compute)
     with progress() as bar:
         done = merge_into(
             out,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from mergeway.compute import Compute
     from mergeway.suite import Suite
 
 ObjectiveOption = Annotated[
@@ -24,17 +25,17 @@ ObjectiveOption = Annotated[
 ]
 
 
-def find_objective(suite: str | None, function: str | None, arrivals: Sequence[str]) -> Any:
+def find_objective(suite: str | None, function: str | None, arrivals: Sequence[str], compute: Compute) -> Any:
     """The objective for a stream of arrivals; None when neither is given."""
     from mergeway.errors import OptionError
 
     if suite and function:
         raise OptionError("--suite and --objective: give one of them")
     if function:
-        return import_function(function)
+        return import_function(function, compute)
     if suite is None:
         return None
-    return match_tasks(find_suite(suite), arrivals)
+    return match_tasks(find_suite(suite, compute), arrivals)
 
 
 def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
@@ -52,18 +53,23 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
     return suite.objective(order)
 
 
-def find_suite(name: str) -> Suite:
+def find_suite(name: str, compute: Compute | None = None) -> Suite:
     """A suite by its directory, or by its name."""
     from mergeway.suite import load_suite
     from mergeway.suites import named
 
-    return load_suite(name if Path(name).exists() else named(name))
+    return load_suite(name if Path(name).exists() else named(name), compute=compute)
 
 
-def import_function(text: str) -> Any:
+def import_function(text: str, compute: Compute) -> Any:
     """A function from `module:function`; modules in the working directory count."""
+    from mergeway.compute import Compute
     from mergeway.errors import OptionError
 
+    if compute != Compute():
+        raise OptionError(
+            "--objective: a function of your own runs where and how it says itself; leave out --device and what goes with it"
+        )
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
         raise OptionError(f"--objective {text!r}: expected module:function")

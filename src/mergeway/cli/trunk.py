@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mergeway.cli.app import FOLD, AllowPickle, Json, NoWait, Set, Threads, TrunkPath, app, read_options
+from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 from mergeway.cli.records import print_record
 
@@ -66,6 +67,7 @@ def init(
 
 
 @app.command(rich_help_panel=FOLD)
+@computes
 def add(
     trunk: TrunkPath,
     arrival: Annotated[str, typer.Argument(metavar="ARRIVAL", help="A checkpoint or adapter tuned from the base.")],
@@ -109,6 +111,8 @@ def add(
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
+    *,
+    compute: Any,
 ) -> None:
     """Fold an arrival into the deployed model."""
     from mergeway.cli.display import progress
@@ -116,7 +120,7 @@ def add(
     from mergeway.trunk import Trunk
 
     with progress() as bar:
-        opened = Trunk.open(trunk, threads=threads, progress=bar)
+        opened = Trunk.open(trunk, threads=threads, compute=compute, progress=bar)
         record = opened.add(
             arrival,
             task,
@@ -124,7 +128,7 @@ def add(
             data=read_by_task(data),
             head=read_by_task(head),
             moments=moments,
-            objective=import_function(objective) if objective else None,
+            objective=import_function(objective, compute) if objective else None,
             remember=not no_memory,
             again=again,
             wait=not no_wait,

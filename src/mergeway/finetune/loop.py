@@ -93,7 +93,8 @@ class _Work:
     ) -> None:
         self.training, self.data, self.log, self.step = training, data, [], 0
         names = [n for n, i in base.infos.items() if i.merges]
-        self._anchor = {n: begun.read(n).float() for n in names}
+        self._compute = suite.compute
+        self._anchor = self._compute.put({n: begun.read(n).float() for n in names})
         frozen = _pattern(training.freeze)
         self.params = {n: t.clone() for n, t in self._anchor.items()}
         self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
@@ -106,6 +107,7 @@ class _Work:
             list(self.trained.values()), lr=training.lr, weight_decay=training.weight_decay
         )
         self._fisher = read_fisher(folder, self.params) if training.ewc else {}
+        self._guard = self._compute.put(self._fisher)
         # Every example of every task, as (task, row).
         self._rows = [(k, i) for k, samples in enumerate(data) for i in range(len(samples))]
 
@@ -131,16 +133,22 @@ class _Work:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
-        loss = self._loss([self._rows[i] for i in chosen.tolist()])
-        loss.backward()
+        value, size = 0.0, self._compute.micro_batch or len(chosen)
+        for start in range(0, len(chosen), size):
+            rows = [self._rows[i] for i in chosen[start : start + size].tolist()]
+            loss = self._loss(rows, len(chosen))
+            if self._guard and start == 0:
+                loss = loss + self.training.ewc * penalty(self.params, self._anchor, self._guard).cpu()
+            loss.backward()
+            value += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.training.clip)
         self.optimiser.step()
-        value = float(loss.detach())
         if not math.isfinite(value):
             raise OptionError(f"the loss is {value} at step {self.step + 1}; lower --lr")
         return value
 
-    def _loss(self, rows: list[tuple[int, int]]) -> Tensor:
+    def _loss(self, rows: list[tuple[int, int]], whole: int) -> Tensor:
+        """What these examples add to the mean loss of a whole batch."""
         total = torch.zeros(())
         for k, task in enumerate(self.data):
             index = torch.tensor([i for j, i in rows if j == k], dtype=torch.long)
@@ -153,9 +161,7 @@ class _Work:
                 with torch.no_grad():
                     taught = self.predict(self._anchor, batch.inputs, batch.head)
                 loss = loss + self.training.lwf * distillation(logits, taught, self.training.temperature)
-            total = total + loss * (len(index) / len(rows))
-        if self._fisher:
-            total = total + self.training.ewc * penalty(self.params, self._anchor, self._fisher)
+            total = total + loss * (len(index) / whole)
         return total
 
     def _kept(self) -> dict[str, Any]:
@@ -174,12 +180,12 @@ class _Work:
         self.optimiser.load_state_dict(state["optimiser"])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {n: p.detach() for n, p in self.params.items()}
+        return {n: p.detach().cpu() for n, p in self.params.items()}
 
     def moments(self) -> dict[str, Tensor]:
         """Adam's second moments by name; a parameter that took no part has none."""
         held = self.optimiser.state
-        return {n: held[p]["exp_avg_sq"].detach().clone() for n, p in self.trained.items() if p in held}
+        return {n: held[p]["exp_avg_sq"].detach().clone().cpu() for n, p in self.trained.items() if p in held}
 
     def fisher_after(self) -> dict[str, Tensor]:
         """The Fisher information to hand on, for EWC."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.checkpoint import Checkpoint
+from mergeway.compute import Compute
 from mergeway.engine import Arrival, Base
 from mergeway.errors import OptionError, TrunkError
 from mergeway.models import make_model
@@ -55,10 +56,12 @@ def refuse_twice(arrival: Arrival, held: list[Folded], again: bool) -> None:
             )
 
 
-def read_data(data: str, head: str | Path | None, task: str, base: Base) -> tuple[Any, Samples]:
+def read_data(
+    data: str, head: str | Path | None, task: str, base: Base, compute: Compute | None = None
+) -> tuple[Any, Samples]:
     """The model as a function of parameters, and the labelled samples of one task."""
     directory = base.checkpoint.directory
     if directory is None:
         raise OptionError(f"data can be used with a base that is a model directory, not {base.checkpoint.source}")
     settings, samples = task_data(data, Path(head) if head else None, task, directory)
-    return make_model(directory, settings), draw(samples, DEFAULT_SIZE)
+    return make_model(directory, settings, compute), draw(samples, DEFAULT_SIZE)

@@ -13,6 +13,7 @@ from mergeway.bringing import equip
 from mergeway.calibrating import Ask, calibrate
 from mergeway.checkpoint import open_checkpoint
 from mergeway.commit import Commit
+from mergeway.compute import Compute
 from mergeway.engine import Base, Pass, prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import OptionError, TrunkError
 from mergeway.heads import head_of, head_pattern, read_heads
@@ -86,9 +87,16 @@ class Trunk(TrunkView):
         return cls(Store.create(Path(path), settings, first), threads=threads, progress=progress)
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int | None = None, progress: Progress = SILENT) -> Trunk:
-        """Open a trunk at its last commit."""
-        return cls(Store(Path(path)), threads=threads, progress=progress)
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        compute: Compute | None = None,
+        progress: Progress = SILENT,
+    ) -> Trunk:
+        """Open a trunk at its last commit; `compute` says how a fold or an alignment with data runs the model."""
+        return cls(Store(Path(path)), threads=threads, compute=compute, progress=progress)
 
     def add(
         self,
@@ -126,7 +134,7 @@ class Trunk(TrunkView):
             record = record_of(journal, "add", arrival)
             if self.rule.whole:
                 equip(self.rule, base, arrival, moments)
-                asked = Ask(data, head, objective, remember)
+                asked = Ask(data, head, objective, remember, self._compute)
                 tasks = {f.task: f.weight for f in journal.folded()} | {name: arrival.weight}
                 samples, objective = calibrate(
                     self.rule.name, base, tasks, commit.heads, self._remembered(journal.last), asked
@@ -136,7 +144,7 @@ class Trunk(TrunkView):
                 raise OptionError(f"rule '{self.rule.name}' takes data of the arrival alone; give --data DATA")
             if objective is not None or (data is not None and self.rule.brings is None):
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
-            source = partial(read_data, data, head, name, base) if data is not None else None
+            source = partial(read_data, data, head, name, base, self._compute) if data is not None else None
             arrival = equip(self.rule, base, arrival, moments, source)
             at, memory = commit.standing()
             return commit.parts(
@@ -193,7 +201,7 @@ class Trunk(TrunkView):
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
             base = self._base(pool)
-            predictor, samples = read_data(data, head, str(last.task), base)
+            predictor, samples = read_data(data, head, str(last.task), base, self._compute)
             if tangent:
                 predictor = Tangent(predictor, {n: base.checkpoint.read(n).float() for n in base.merged_infos})
             previous = self.deployed(last.step - 1)

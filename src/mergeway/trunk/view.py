@@ -15,6 +15,7 @@ from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.compute import Compute
 from mergeway.engine import Base, prepare_base, worker_pool
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.heads import label_config, read_heads, with_head, write_beside
@@ -29,9 +30,17 @@ from mergeway.store.verify import problems_of
 class TrunkView:
     """The committed state of a trunk; a writer beside it is never seen half-way."""
 
-    def __init__(self, store: Store, *, threads: int | None = None, progress: Progress = SILENT) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        threads: int | None = None,
+        compute: Compute | None = None,
+        progress: Progress = SILENT,
+    ) -> None:
         self._store = store
         self._threads = threads
+        self._compute = compute
         self._progress = progress
         settings = store.settings()
         try:
