@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mergeway.compute import Compute
 from mergeway.paper.pipeline import EWC, LWF, Params, Stages, Stream, settings_of, ties_at_once
 from mergeway.paper.study import Study
 from mergeway.suite import Suite, load_suite
@@ -73,7 +74,8 @@ def _file(study: Study, piece: str, seed: int) -> str:
 def protocol(study: Study, seed: int) -> dict[str, Any]:
     """What a kept result depends on besides the suite."""
     training, alignment = settings_of(study.suite, seed)
-    return {"training": asdict(training), "alignment": asdict(alignment), "tests": study.suite.tests}
+    told = {"training": asdict(training), "alignment": asdict(alignment), "tests": study.suite.tests}
+    return told | ({"autocast": True} if study.suite.compute.autocast else {})
 
 
 def _trained(
@@ -87,14 +89,16 @@ def _trained(
     # A forked copy of a process that has used torch's threads may hang in its first operation.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(study.jobs, spawn) as pool:
-        path, tests = study.suite.path, study.suite.tests
-        futures = {pool.submit(_train_apart, path, tests, tasks, *one): one for one in missing}
+        where = (study.suite.path, study.suite.tests, study.suite.compute)
+        futures = {pool.submit(_train_apart, where, tasks, *one): one for one in missing}
         for future in as_completed(futures):
             yield futures[future], future.result
 
 
-def _train_apart(path: Path, tests: int | None, tasks: list[str], piece: str, seed: int) -> dict[str, Accuracies]:
-    return _train(load_suite(path, tests), tasks, piece, seed)
+def _train_apart(
+    where: tuple[Path, int | None, Compute], tasks: list[str], piece: str, seed: int
+) -> dict[str, Accuracies]:
+    return _train(load_suite(*where), tasks, piece, seed)
 
 
 def _train(suite: Suite, tasks: list[str], piece: str, seed: int) -> dict[str, Accuracies]:
