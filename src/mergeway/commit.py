@@ -75,7 +75,7 @@ class Commit:
             self.way.keep_whole(done.memory, keep)
             digests: Digests = {MEMORY: keep.finish()} | (samples.write(stage) if samples else {})
             journal = self._model(self.journal, stage, done.deployed, digests, record, at, done.details)
-        polished = self.way.rule.polish(done.deployed, objective)
+        polished = self.way.polish_whole(done.deployed, objective)
         if polished is None:
             return journal.last
         # The stream does not continue from a last stage: the memory stays that of the fold.

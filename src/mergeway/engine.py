@@ -28,8 +28,8 @@ from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
 from mergeway.rules import Fold, Ode, Rule
-from mergeway.rules.fold import Memory, Whole
-from mergeway.sharded import ShardedObjective, cut, offset
+from mergeway.rules.fold import Memory, Params, Whole
+from mergeway.sharded import ShardedObjective, SplitObjective, cut, offset
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,8 @@ class Pass:
         """One arrival by a rule that sees the whole model at once."""
         at = at.next(arrival.weight)
         infos = self.base.merged_infos
-        own = _own_part(self.rule)
-        if team().count > 1 and at.step > 1:
-            objective = ShardedObjective(objective)
+        own = cut if self._in_rows else lambda tensor: tensor
+        objective = self._shared(objective)
         slots = self.rule.slots if memory else ()
         held = {slot: {n: own(memory.read(slot_name(slot, n))) for n in infos} for slot in slots}  # type: ignore[union-attr]
         start = {n: own(self.base.checkpoint.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
@@ -199,16 +198,36 @@ class Pass:
         whole = self.rule.merge(at, start, held, target, objective)
         return at.settled(whole.facts), whole
 
+    def polish_whole(self, deployed: Mapping[str, Tensor], objective: Any) -> tuple[Params, dict[str, Any]] | None:
+        """A last stage of a whole-model rule, if it has one."""
+        return self.rule.polish(deployed, self._shared(objective))
+
     def keep_whole(self, memory: Mapping[str, Mapping[str, Tensor]], keep: Sink) -> None:
         """Hand the memory of a whole-model rule on."""
         for slot, tensors in memory.items():
             for name, tensor in tensors.items():
-                keep.write(slot_name(slot, name), offset(self.base.merged_infos[name].shape), tensor)
+                self._write_own(keep, slot_name(slot, name), self.base.merged_infos[name], tensor)
 
     def deploy_whole(self, tensors: Mapping[str, Tensor], model: Sink) -> None:
         """Round a deployed model to the base's dtypes and write it."""
         for name, info in self.base.merged_infos.items():
-            model.write(name, offset(info.shape), _checked(name, tensors[name].to(info.dtype)))
+            self._write_own(model, name, info, _checked(name, tensors[name].to(info.dtype)))
+
+    @property
+    def _in_rows(self) -> bool:
+        """Whether each rank holds its rows of the model; a rule that decomposes matrices needs them whole."""
+        return team().count > 1 and isinstance(self.rule, Ode)
+
+    def _shared(self, objective: Any) -> Any:
+        """The objective with the work on it shared between the ranks."""
+        if team().count == 1:
+            return objective
+        return ShardedObjective(objective) if self._in_rows else SplitObjective(objective)
+
+    def _write_own(self, sink: Sink, name: str, info: TensorInfo, tensor: Tensor) -> None:
+        """What this rank has to write: its rows, or all of it if it is the lead."""
+        if self._in_rows or team().lead:
+            sink.write(name, offset(info.shape) if self._in_rows else 0, tensor)
 
     def unfold(self, arrival: Arrival, at: Fold, memory: Checkpoint, keep: Sink) -> Fold:
         """Take an arrival out of the memory of an additive rule."""
@@ -294,15 +313,6 @@ class Pass:
         update = self.rule.update(at, part, memory) if at.step else torch.zeros_like(origin)
         tensor = _checked(name, (origin + update).to(self.base.checkpoint.infos[name].dtype))
         model.write(name, part.start, tensor)
-
-
-def _own_part(rule: Rule) -> Callable[[Tensor], Tensor]:
-    """What of a tensor a rank works on when a rule sees the whole model: its rows, or all of it when it is alone."""
-    if team().count == 1:
-        return lambda tensor: tensor
-    if not isinstance(rule, Ode):
-        raise OptionError(f"rule '{rule.name}' runs on one process; start it without torchrun")
-    return cut
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:

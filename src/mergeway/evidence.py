@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mergeway.calibration import Samples
 from mergeway.compute import compute_of
 from mergeway.errors import OptionError
+from mergeway.naming import Names
 from mergeway.objective import Predict, cross_entropy
 
 Params = Mapping[str, Tensor]
@@ -50,7 +51,8 @@ def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, T
 
         return hear
 
-    linear = [(f"{n}.weight", m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    stored = Names(model).stored
+    linear = [(stored(f"{n}.weight"), m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     handles = [m.register_forward_pre_hook(listen(n)) for n, m in linear]
     compute = compute_of(predict)
     batch = compute.micro_batch or 64

@@ -229,7 +229,7 @@ def _fold_whole(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable
         if held:
             held.drop()
         if arrival is stream[-1]:
-            polished = way.rule.polish(whole.deployed, seen)
+            polished = way.polish_whole(whole.deployed, seen)
             way.deploy_whole(polished[0] if polished else whole.deployed, model)
             break
         held = scratch(memory_infos(way.rule, way.base))

@@ -45,6 +45,9 @@ class Team:
         """Sums over the ranks."""
         return values
 
+    def add_in_place(self, tensor: Any) -> None:
+        """The sum of a tensor over the ranks, in its place and with the same bits on all of them."""
+
     def pool(self, workers: Executor, threads: int) -> Executor:
         """The workers of all ranks as one pool."""
         return workers
@@ -93,6 +96,10 @@ class TorchTeam(Team):
         with _others():
             self.distributed.all_reduce(total)
         return total.tolist()
+
+    def add_in_place(self, tensor: Any) -> None:
+        with _others():
+            self.distributed.all_reduce(tensor)
 
     def pool(self, workers: Executor, threads: int) -> Executor:
         return _CommonPool(self, workers, threads)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
+from mergeway.naming import Names
 from mergeway.ranks import team
 
 
@@ -21,27 +22,32 @@ class Runner:
     """A model on its device."""
 
     def __init__(self, model: nn.Module, compute: Compute) -> None:
-        self.model, self.compute = model, compute
+        self.model, self.compute, self.names = model, compute, Names(model)
         if compute.checkpointing:
             _checkpoint_blocks(model)
-        if team().count == 1:  # several ranks have a hollow model, and each is given its part later
+        if team().count == 1:
             model.to(compute.where)
         elif compute.compile:
             raise OptionError("--compile runs on one process; start it without torchrun")
+        else:  # several ranks have a hollow model, whose parameters come later
+            for module in model.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, buffer.to(compute.where))
         self._call = self._compiled if compute.compile else self._plain
         self._code: Any = None
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
         """The model's answer with these parameters in place of its own."""
+        named = {self.names.inside(name): tensor for name, tensor in params.items()}
         # Names that the model does not know are passed over, so a checkpoint of another class would have no effect at all.
-        if params and not any(name in params for name, _ in self.model.named_parameters()):
+        if params and not any(name in named for name, _ in self.model.named_parameters()):
             raise OptionError(
                 f"the checkpoint's tensors have other names than those of {type(self.model).__name__}, such as '{next(iter(params))}'; it was saved from another class of model"
             )
         where = self.compute.where
         inputs = {name: v.to(where) if isinstance(v, Tensor) else v for name, v in inputs.items()}
         with torch.autocast(where.type, torch.bfloat16, enabled=self.compute.autocast):
-            return self._call(self.compute.put(params), inputs)
+            return self._call(self.compute.put(named), inputs)
 
     def home(self, answer: Tensor) -> Tensor:
         """A part of the answer back in the host's memory and out of half precision."""

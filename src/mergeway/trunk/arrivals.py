@@ -10,6 +10,7 @@ from mergeway.checkpoint import Checkpoint
 from mergeway.compute import Compute
 from mergeway.engine import Arrival, Base
 from mergeway.errors import OptionError, TrunkError
+from mergeway.heads import Head
 from mergeway.models import make_model
 from mergeway.store import Journal, Record
 from mergeway.store.journal import Folded, now
@@ -57,11 +58,16 @@ def refuse_twice(arrival: Arrival, held: list[Folded], again: bool) -> None:
 
 
 def read_data(
-    data: str, head: str | Path | None, task: str, base: Base, compute: Compute | None = None
+    data: str,
+    head: str | Path | None,
+    task: str,
+    base: Base,
+    compute: Compute | None = None,
+    own: Head | None = None,
 ) -> tuple[Any, Samples]:
-    """The model as a function of parameters, and the labelled samples of one task."""
+    """The model as a function of parameters, and the labelled samples of one task under the head it came with, if any."""
     directory = base.checkpoint.directory
     if directory is None:
         raise OptionError(f"data can be used with a base that is a model directory, not {base.checkpoint.source}")
-    settings, samples = task_data(data, Path(head) if head else None, task, directory)
+    settings, samples = task_data(data, Path(head) if head else None, task, directory, own.tensors if own else None)
     return make_model(directory, settings, compute), draw(samples, DEFAULT_SIZE)

@@ -144,7 +144,9 @@ class Trunk(TrunkView):
                 raise OptionError(f"rule '{self.rule.name}' takes data of the arrival alone; give --data DATA")
             if objective is not None or (data is not None and self.rule.brings is None):
                 raise OptionError(f"rule '{self.rule.name}' uses no data; leave out --data and the objective")
-            source = partial(read_data, data, head, name, base, self._compute) if data is not None else None
+            source = None
+            if data is not None:
+                source = partial(read_data, data, head, name, base, self._compute, commit.heads.get(name))
             arrival = equip(self.rule, base, arrival, moments, source)
             at, memory = commit.standing()
             return commit.parts(
