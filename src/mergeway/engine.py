@@ -198,7 +198,7 @@ class Pass:
         whole = self.rule.merge(at, start, held, target, objective)
         return at.settled(whole.facts), whole
 
-    def polish_whole(self, deployed: Mapping[str, Tensor], objective: Any) -> tuple[Params, dict[str, Any]] | None:
+    def polish_whole(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
         """A last stage of a whole-model rule, if it has one."""
         return self.rule.polish(deployed, self._shared(objective))
 
