@@ -246,6 +246,7 @@ def test_resuming_a_finished_run_does_nothing(run, suite, call, tmp_path):
         (("--orders", "0"), "at least 1"),
         (("--jobs", "0"), "at least 1"),
         (("--utilities", "normal"), "uniform or random"),
+        (("--engine", "spark"), "it takes local or ray"),
         (("--resume",), "--resume"),
     ],
 )
