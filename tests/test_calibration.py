@@ -72,3 +72,19 @@ def test_a_small_task_gives_what_it_has():
 def test_unusable_samples(made, said):
     with pytest.raises(OptionError, match=f"here: {said}"):
         check_samples(made, "here")
+
+
+def test_texts_of_like_length_are_padded_to_the_longest_of_them():
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
+    made = Samples("t", {"input_ids": torch.arange(18).view(3, 6), "attention_mask": mask}, torch.tensor([4, 1, 2]))
+    ordered = made.by_length()
+    assert ordered.labels.tolist() == [1, 2, 4]
+    assert ordered.trimmed().inputs["input_ids"].tolist() == [[6, 7, 8, 9], [12, 13, 14, 15], [0, 1, 2, 3]]
+    assert ordered.rows(slice(2)).trimmed().inputs["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    # Token labels go with their tokens; padding in front of a text stays.
+    tokens = Samples("t", made.inputs, torch.arange(18).view(3, 6)).rows(slice(1, 3)).trimmed()
+    assert tokens.labels.tolist() == [[6, 7], [12, 13]]
+    front = Samples("t", {"attention_mask": mask.flip(1)}, torch.zeros(3, dtype=torch.long))
+    assert front.trimmed().inputs["attention_mask"].shape == (3, 6)
+    pictures = Samples("t", {"images": torch.zeros(2, 6)}, torch.zeros(2, dtype=torch.long))
+    assert pictures.by_length().trimmed() is pictures

@@ -191,6 +191,29 @@ def test_text_encoder_is_the_mean_of_real_tokens(text):
         assert torch.allclose(ours[row], theirs[0], atol=1e-4)
 
 
+def test_padding_changes_no_text_loss(text):
+    """Trimmed batches of texts of like length against every text by itself."""
+    objective = text.objective([t.name for t in text.tasks], size=16)
+    checkpoint = load_file(text.base / "model.safetensors")
+    params = {n: t.requires_grad_() for n, t in checkpoint.items() if t.is_floating_point()}
+    value = objective.accumulate(params)
+    alone = []
+    for task in objective.tasks:
+        losses = [
+            functional.cross_entropy(text.predictor(params, row.inputs, row.head), row.labels)
+            for row in (task.rows(slice(i, i + 1)) for i in range(len(task)))
+        ]
+        alone.append(torch.stack(losses).mean())
+    wanted = torch.stack(alone).mean()
+    grads = {n: p.grad.clone() for n, p in params.items() if p.grad is not None}
+    for p in params.values():
+        p.grad = None
+    wanted.backward()
+    assert value == pytest.approx(float(wanted.detach()), rel=1e-5)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, params[name].grad, atol=1e-6, rtol=1e-4)
+
+
 def test_a_classifier_brings_its_own_head():
     from transformers import BertConfig, BertForSequenceClassification
 

@@ -35,6 +35,22 @@ class Samples:
         """Some of the examples."""
         return replace(self, inputs={k: v[index] for k, v in self.inputs.items()}, labels=self.labels[index])
 
+    def by_length(self) -> Samples:
+        """The same texts, short ones first, so that those of a batch need little padding; anything else as it is."""
+        mask = self.inputs.get("attention_mask")
+        return self if mask is None else self.rows(mask.sum(-1).argsort(stable=True))
+
+    def trimmed(self) -> Samples:
+        """The same texts without the columns that are padding in all of them."""
+        mask = self.inputs.get("attention_mask")
+        if mask is None:
+            return self
+        used = int(mask.any(0).nonzero().max()) + 1 if bool(mask.any()) else 1
+        if used == mask.shape[1]:
+            return self
+        labels = self.labels[:, :used] if self.labels.ndim > 1 else self.labels
+        return replace(self, inputs={k: v[:, :used] for k, v in self.inputs.items()}, labels=labels)
+
     def loaded(self) -> Samples:
         """The same examples with all inputs in memory; those of a large dataset are read only when looked at."""
         kept = {k: v if isinstance(v, Tensor) else v.load() for k, v in self.inputs.items()}

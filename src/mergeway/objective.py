@@ -22,7 +22,7 @@ class Objective:
     """L(θ; D_cal): the mean over tasks of the mean cross-entropy of each, weighted by utility when weights are given.
 
     `size` samples in all, n/k from each of the k tasks or, `by_utility`, as the weights say; micro-batches of `batch` rows
-    (by default as many as the predictor's `Compute` says, or 128) bound the memory and change nothing beyond rounding.
+    (by default as many as the predictor's `Compute` says, or 128, of texts 32) bound the memory and change nothing beyond rounding.
     Labels with a second axis are tokens: the loss is that of the next one, over all that are not masked by -100.
     """
 
@@ -45,11 +45,12 @@ class Objective:
             check_samples(task, f"calibration samples of '{task.task}'")
         self._predict, self._size, self._by_utility = predict, size, by_utility
         self._compute = compute_of(predict)
-        self._batch = batch or self._compute.micro_batch or 128
+        texts = "attention_mask" in tasks[0].inputs  # a small batch of texts of like length needs less padding
+        self._batch = batch or self._compute.micro_batch or (32 if texts else 128)
         # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
         self._pool = [draw(t, size, seed) for t in tasks]
         counts = shares(size, len(tasks), weights if by_utility else None)
-        self.tasks = [t.rows(slice(n)) for t, n in zip(self._pool, counts, strict=True)]
+        self.tasks = [t.rows(slice(n)).by_length() for t, n in zip(self._pool, counts, strict=True)]
         total = sum(weights) if weights else len(tasks)
         self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
 
@@ -117,7 +118,7 @@ class Objective:
         """Micro-batches, each with its share of the task's targets."""
         total = targets(task)
         for start in range(0, len(task), self._batch):
-            rows = task.rows(slice(start, start + self._batch))
+            rows = task.rows(slice(start, start + self._batch)).trimmed()
             count = targets(rows)
             if count:
                 yield rows, count / total

@@ -160,10 +160,10 @@ class Suite:
         open_classes: Tensor | None,
         batch: int,
     ) -> tuple[float, float]:
-        test = self.samples(name, "test").rows(slice(self.tests))
+        test = self.samples(name, "test").rows(slice(self.tests)).by_length()
         hits, loss = 0, 0.0
         for start in range(0, len(test), batch):
-            rows = test.rows(slice(start, start + batch))
+            rows = test.rows(slice(start, start + batch)).trimmed()
             logits = predict(params, rows.inputs, rows.head if head is None else head)
             if open_classes is not None:
                 logits = logits.masked_fill(~open_classes, -torch.inf)
