@@ -184,8 +184,10 @@ class Pass:
             at = at.settled(facts)
         return at
 
-    def merge_whole(self, arrival: Arrival, at: Fold, memory: Checkpoint | None, objective: Any) -> tuple[Fold, Whole]:
-        """One arrival by a rule that sees the whole model at once."""
+    def merge_whole(
+        self, arrival: Arrival, at: Fold, memory: Checkpoint | None, objective: Any, deploy: bool = True
+    ) -> tuple[Fold, Whole]:
+        """One arrival by a rule that sees the whole model at once; without `deploy` the memory is all that is wanted."""
         at = at.next(arrival.weight)
         infos = self.base.merged_infos
         own = cut if self._in_rows else lambda tensor: tensor
@@ -194,6 +196,8 @@ class Pass:
         held = {slot: {n: own(memory.read(slot_name(slot, n))) for n in infos} for slot in slots}  # type: ignore[union-attr]
         start = {n: own(self.base.checkpoint.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
         target = {n: own(arrival.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
+        if not deploy and (kept := self.rule.remember(at, start, held, target)) is not None:
+            return at, Whole(kept, {})
         self.progress.begin("merging", 0)
         whole = self.rule.merge(at, start, held, target, objective)
         return at.settled(whole.facts), whole

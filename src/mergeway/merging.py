@@ -225,10 +225,11 @@ def _fold_whole(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable
     at, memory, held = Fold(), None, None
     for k, arrival in enumerate(stream, 1):
         seen = seen_objective(objective, [a.weight for a in stream[:k]])
-        at, whole = way.merge_whole(arrival, at, memory, seen)
+        last = k == len(stream)
+        at, whole = way.merge_whole(arrival, at, memory, seen, deploy=last)
         if held:
             held.drop()
-        if arrival is stream[-1]:
+        if last:
             polished = way.polish_whole(whole.deployed, seen)
             way.deploy_whole(polished[0] if polished else whole.deployed, model)
             break

@@ -10,6 +10,7 @@ import torch
 from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, updates_of
 
 import mergeway as mw
+from mergeway.merging import fold_steps
 from mergeway.rules.line_search import line_search
 
 
@@ -102,6 +103,7 @@ def test_agrees_with_the_equations(weights, options):
 
 
 def test_takes_as_many_gradients_as_it_says():
+    """Fifteen a merge; a stream in one go merges at its end only, which gives the same bits."""
     s = make_stream(12, count=3)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
     backward = 0
@@ -112,8 +114,11 @@ def test_takes_as_many_gradients_as_it_says():
         backward += value.requires_grad
         return value
 
-    mw.merge(s.base, s.arrivals, "steer", objective=counting)
+    *_, last = fold_steps(s.base, s.arrivals, "steer", objective=counting)
     assert backward == 15 * 2
+    whole = mw.merge(s.base, s.arrivals, "steer", objective=counting)
+    assert backward == 15 * 3
+    assert all(torch.equal(whole[n], last.params[n]) for n in whole)
 
 
 @pytest.mark.parametrize("lowest", [0.03, 0.2, 0.9, 1.0, 1.2, 3.0, 30.0])

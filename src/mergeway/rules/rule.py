@@ -73,6 +73,10 @@ class Rule:
         """The model after the k-th arrival (only when `whole`); `memory` is empty at the first."""
         raise NotImplementedError
 
+    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params] | None:
+        """The memory that `merge` would leave, where that takes no data: a stream in one go then merges only at its end."""
+        return None
+
     def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
         """A last stage on the deployed model that the stream does not continue from (only when `whole`)."""
         return None

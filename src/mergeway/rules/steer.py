@@ -44,15 +44,19 @@ class Steer(Rule):
         check_range(self, "shrink", 0.0, float("inf"))
 
     def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
-        held = memory.get("sum") or {n: torch.zeros_like(b) for n, b in base.items()}
-        total = {n: held[n] + at.weight * (arrival[n] - base[n]) for n in base}
+        kept = self.remember(at, base, memory, arrival)
         if at.step == 1:
-            return Whole({"sum": total}, arrival)
+            return Whole(kept, arrival)
+        total = kept["sum"]
         parts = {n: self._directions(n, s / at.mean_weight, at.step) for n, s in total.items() if bool(s.any())}
         best, looks = line_search(lambda c: float(objective(_assemble(base, parts, _common(parts, c)))))
         gains, losses = self._fit(base, parts, _common(parts, self.shrink * best), objective)
         facts = {"gradients": self.steps, "forwards": looks, "best": best, "scale": self.shrink * best}
-        return Whole({"sum": total}, _assemble(base, parts, gains), facts, {"losses": losses})
+        return Whole(kept, _assemble(base, parts, gains), facts, {"losses": losses})
+
+    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params]:
+        held = memory.get("sum") or {n: torch.zeros_like(b) for n, b in base.items()}
+        return {"sum": {n: held[n] + at.weight * (arrival[n] - base[n]) for n in base}}
 
     def _directions(self, name: str, s: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
         """σ̄U and Vᵀ of a matrix; any other tensor is one direction, S/k."""
