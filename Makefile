@@ -21,7 +21,7 @@ setup: .venv/ready
 .venv/ready: Makefile pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,figures,hub,suites,test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[data,figures,hub,ray,suites,test,lint,docs]'
 	touch $@
 
 demo: setup
