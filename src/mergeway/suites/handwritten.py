@@ -21,11 +21,10 @@ from mergeway.suites.split import Part, class_parts, task_row
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
-# 1e-5 is for CLIP. Of 1e-4, 3e-4, 1e-3 and 3e-3 this is the rate at which experts of single tasks, standard and tangent, do best
-# on a fifth of split-mnist's training data that was held out; rotated-digits and the alignment take the same.
-TRAINING = {"split-mnist": {"epochs": 3, "lr": 1e-3}, "rotated-digits": {"epochs": 1, "lr": 1e-3}}
-ALIGNMENT = {"lr": 1e-3}
-VERSION = 2  # of what is written: a new one is made anew
+# The paper's 1e-5 is for CLIP. These are the rates, in steps of about three, at which plain fine-tuning of task after task does
+# best on a fifth of the training data that was held out; every method and the alignment take them.
+RATES = {"split-mnist": 3e-5, "rotated-digits": 3e-4}
+VERSION = 3  # of what is written: a new one is made anew
 
 
 def incremental(name: str) -> Path:
@@ -55,8 +54,8 @@ def write_incremental(name: str, folder: Path) -> None:
         **{key: digits[key] for key in ("kind", "logit_scale", "image_mean", "image_std")},
         "base": str(root / "base"),
         "source": MNIST,
-        "training": TRAINING[name],
-        "alignment": ALIGNMENT,
+        "training": {"epochs": 1, "lr": RATES[name]},
+        "alignment": {"lr": RATES[name]},
         "tasks": [task_row(part, f"data/{part.name}.npz", head) for part in parts],
     }
     (folder / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
