@@ -52,10 +52,11 @@ def _end_of(stream: Stream, stages: Stages) -> Accuracies:
 
 def results(study: Study, pieces: Sequence[str]) -> dict[str, list[Accuracies]]:
     """What the methods of these pieces reach, seed by seed; what is not on disk yet is trained."""
-    wanted = [(piece, seed) for seed in range(study.orders) for piece in pieces]
-    missing = [(piece, seed) for piece, seed in wanted if not study.holds(_file(study, piece, seed))]
+    # Nothing is trained for the base, so one seed of it is all.
+    wanted = [(piece, seed if piece != "zero-shot" else 0) for seed in range(study.orders) for piece in pieces]
+    missing = [one for one in dict.fromkeys(wanted) if not study.holds(_file(study, *one))]
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
-    study.progress.begin(f"training {len(missing)} of {len(wanted)} streams", len(missing))
+    study.progress.begin(f"training {len(missing)} streams", len(missing))
     for (piece, seed), made in _trained(study, tasks, missing):
         study.kept(_file(study, piece, seed), protocol(study, seed), made)
         study.progress.advance(1)

@@ -105,7 +105,8 @@ class Stream:
         params = self.base
         with tempfile.TemporaryDirectory() as folder:
             for task in self.tasks:
-                out = Path(folder) / task
+                # After the last task nobody asks for the Fisher information.
+                out = Path(folder) / task if task != self.tasks[-1] else None
                 params = finetune(self.suite, task, out, training, start=start).params
                 start = out
         return params
