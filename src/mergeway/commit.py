@@ -18,6 +18,7 @@ from mergeway.heads import Head, write_heads
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import seen_objective
 from mergeway.params import wide
+from mergeway.ranks import team
 from mergeway.rules import Fold
 from mergeway.store import Journal, Record, Store
 from mergeway.store.journal import now
@@ -80,7 +81,10 @@ class Commit:
             return journal.last
         # The stream does not continue from a last stage: the memory stays that of the fold.
         with self.store.stage() as stage:
-            digests = self.store.link_snapshot(journal.last.step, stage, lambda name: not name.startswith("model"))
+            step = journal.last.step
+            digests = team().from_lead(
+                lambda: self.store.link_snapshot(step, stage, lambda name: not name.startswith("model"))
+            )
             extra = Record(len(journal.records), "refine", "", now(), task=arrival.task)
             return self._model(journal, stage, polished[0], digests, extra, at, {"refine": polished[1]}).last
 
