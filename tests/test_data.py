@@ -19,7 +19,7 @@ import mergeway as mw
 from mergeway.data import base_settings, read_data, read_head
 from mergeway.errors import OptionError
 from mergeway.predictors import make_predictor
-from mergeway.suite import arrival_data
+from mergeway.taskdata import arrival_data
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, tiny.SIDE, tiny.SIDE, 3), dtype=np.uint8)

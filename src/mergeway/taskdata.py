@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration import Samples
-from mergeway.data import read_data
+from mergeway.data import base_settings, read_data, read_head
 from mergeway.data.documents import read_documents
 from mergeway.errors import OptionError
 from mergeway.models import CausalLM, classes_of, make_model, own_settings
-from mergeway.suite import arrival_data
+from mergeway.predictors import KINDS, make_predictor
+from mergeway.suite import load_suite
 
 
 def task_data(
@@ -39,3 +40,25 @@ def task_data(
     # The readers want a head to count its classes; the tensors themselves take their place in the model.
     counted = torch.zeros(classes or 1, 1)
     return settings, replace(read_data(Path(data), task, counted, model), head=own or None)
+
+
+def arrival_data(data: str, head: Path | None, task: str, base: Path) -> tuple[dict[str, Any], Samples]:
+    """The settings and samples of an encoder under a frozen head.
+
+    DATA is a file or folder together with a head, or SUITE#TASK for a task of a suite, which brings its own.
+    """
+    where, _, name = data.partition("#")
+    if (Path(where) / "suite.json").exists():
+        suite = load_suite(where)
+        samples = suite.samples(name or task, "train")
+        return {
+            "kind": suite.kind,
+            **{k: suite.settings[k] for k in (*KINDS[suite.kind], "pooling") if k in suite.settings},
+        }, replace(samples, task=task)
+    if head is None:
+        raise OptionError(
+            f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
+        )
+    settings = base_settings(base, head)
+    predictor = make_predictor(base, settings)
+    return settings, read_data(Path(data), task, read_head(head, predictor.width), predictor)
