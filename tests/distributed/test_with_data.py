@@ -1,0 +1,99 @@
+"""Rules with data on two ranks: the samples shared out, for `ode` the model in rows, and the result of one rank to rounding."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+import torchrun
+
+import mergeway as mw
+from mergeway.suite import load_suite
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("kind", ["vision", "text"])
+def test_two_ranks_follow_the_same_path(tmp_path, kind):
+    make = tiny.vision_suite if kind == "vision" else tiny.text_suite
+    suite = load_suite(make(tmp_path / "suite"))
+    for name in ("one", "two"):
+        trunk = mw.Trunk.create(tmp_path / name, suite.base, "ode", guidance=0.5, step=0.1)
+        trunk.add(suite.tasks[0].expert, suite.tasks[0].name, data=str(suite.path))
+    task = suite.tasks[1]
+    one = mw.Trunk.open(tmp_path / "one").add(task.expert, task.name, data=str(suite.path))
+    code, _, err = torchrun.finish(
+        torchrun.start("add", tmp_path / "two", task.expert, "--task", task.name, "--data", suite.path)
+    )
+    assert code == 0, err
+    trunk = mw.Trunk.open(tmp_path / "two")
+    two = trunk.log()[-1]
+    ours, theirs = mw.Trunk.open(tmp_path / "one").params(), trunk.params()
+    straight = mw.merge(suite.base, [suite.tasks[0].expert, task.expert], "average")
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-5, atol=1e-5)
+    # The gradient bends the path, so equality says something of it.
+    assert max(float((straight[n] - t).abs().max()) for n, t in ours.items() if t.is_floating_point()) > 1e-3
+    assert two.details["trajectory"]["losses"] == pytest.approx(one.details["trajectory"]["losses"], rel=1e-5)
+    assert two.details["facts"]["gradients"] == one.details["facts"]["gradients"]
+    assert trunk.verify() == []
+
+
+def add_on_two(trunk, suite, task, *words):
+    """The second arrival folded in by two processes."""
+    line = ["add", trunk, task.expert, "--task", task.name, "--data", suite.path, *words]
+    code, _, err = torchrun.finish(torchrun.start(*line))
+    assert code == 0, err
+    return mw.Trunk.open(trunk)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("steer", []),
+        ("steer", ["--micro-batch", 5, "--checkpointing"]),
+        ("ode:preset=released", ["--checkpointing"]),
+    ],
+)
+def test_two_ranks_deploy_the_same_model(tmp_path, rule, words):
+    """A rule that needs the whole model on every rank; one with a last refinement; layers that forget."""
+    suite = load_suite(tiny.vision_suite(tmp_path / "suite"))
+    name, _, option = rule.partition(":")
+    options = {"refine": 3, "step": 0.1} | dict([option.split("=")]) if option else {}
+    for folder in ("one", "two"):
+        trunk = mw.Trunk.create(tmp_path / folder, suite.base, mw.rules.make(name, options))
+        trunk.add(suite.tasks[0].expert, suite.tasks[0].name, data=str(suite.path))
+    task = suite.tasks[1]
+    one = mw.Trunk.open(tmp_path / "one")
+    one.add(task.expert, task.name, data=str(suite.path))
+    two = add_on_two(tmp_path / "two", suite, task, *words)
+    assert [r.kind for r in two.log()] == [r.kind for r in one.log()]
+    ours, theirs, base = one.params(), two.params(), one.deployed(1)
+    for key, tensor in ours.items():
+        torch.testing.assert_close(theirs[key], tensor, rtol=1e-4, atol=2e-5)
+    assert any(float((tensor - base.read(key)).abs().max()) > 1e-3 for key, tensor in ours.items())
+    assert two.verify() == []
+
+
+@pytest.mark.parametrize("rule", ["fisher", "regmean"])
+def test_what_an_arrival_brings_is_the_same_on_every_rank(tmp_path, rule):
+    """Fisher information and Gram matrices are worked out by each rank for itself, so that the files have the same bits."""
+    suite = load_suite(tiny.vision_suite(tmp_path / "suite"))
+    experts = [task.expert for task in suite.tasks]
+    line = ["merge", suite.base, *experts, "--rule", rule, "--suite", suite.path, "--out", tmp_path / "two"]
+    code, _, err = torchrun.finish(torchrun.start(*line))
+    assert code == 0, err
+    order = [task.name for task in suite.tasks]
+    mw.merge_into(tmp_path / "one", suite.base, experts, rule, objective=suite.objective(order))
+    one, two = ((tmp_path / side / "model.safetensors").read_bytes() for side in ("one", "two"))
+    assert one == two
+
+
+def test_an_objective_of_ones_own_is_refused(tmp_path):
+    suite = load_suite(tiny.vision_suite(tmp_path / "suite"))
+    (tmp_path / "own.py").write_text("def loss(params):\n    return sum(p.square().sum() for p in params.values())\n")
+    words = ["merge", suite.base, *(t.expert for t in suite.tasks), "--rule", "steer", "--objective", "own:loss"]
+    code, _, err = torchrun.finish(torchrun.start(*words, "--out", tmp_path / "out", cwd=tmp_path))
+    assert code != 0
+    assert "an objective of your own cannot be shared between ranks" in err
+    assert not (tmp_path / "out").exists()
