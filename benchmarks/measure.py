@@ -144,7 +144,7 @@ def watched(name: str, command: Command, threads: int, scratch: Path, look: Look
         process = start(words, threads, log)
         peak = 0
         while process.poll() is None:
-            peak = max(peak, _anonymous(process.pid))
+            peak = max(peak, private_memory(process.pid))
             time.sleep(0.005)
         spent = Spent(time.perf_counter() - wall, _children_cpu() - cpu)
         log.seek(0)
@@ -177,7 +177,8 @@ def _output(scratch: Path) -> Iterator[Path]:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _anonymous(pid: int) -> int:
+def private_memory(pid: int) -> int:
+    """The private anonymous memory of a process in bytes; 0 once it has ended."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
