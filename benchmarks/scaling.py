@@ -77,7 +77,7 @@ def memory(rule: str, shapes: dict[str, tuple[int, ...]]) -> float:
     """What grows with the model, on one thread."""
     size, linear = _size(shapes), _linear(shapes)
     if rule in ("opcm", "iso", "dop"):
-        return (140.0 if rule == "dop" else 70.0) * max(map(prod, linear))
+        return (200.0 if rule == "dop" else 90.0) * max(map(prod, linear))
     return {"ode": 12.0 * size, "steer": 28.0 * size, "regmean": 12.0 * sum(s[1] ** 2 for s in linear)}.get(rule, 0.0)
 
 

@@ -17,21 +17,21 @@ from shared import DATA_FREE
 
 # An interpreter with torch takes some 200 MB of these before it has read a byte.
 SMALL_LIMIT, LIMIT = 300 * 10**6, 700 * 10**6
-EMBEDDING, WIDE, TALL = (32768, 1024), (1024, 2048), (4096, 256)  # 64 MB, 4 MB and 2 MB in bf16
+EMBEDDING, SQUARE, TALL = (32768, 1024), (1024, 1024), (4096, 256)  # 64 MB, 2 MB and 2 MB in bf16
 
 
 def shapes(layers: int) -> dict[str, tuple[int, int]]:
-    """One large table, a large matrix in every hundredth layer, and many that are quick to decompose."""
+    """One large table, a square matrix in every hundredth layer, and many that are quicker to decompose."""
     found = {"embed_tokens.weight": EMBEDDING}
     for k in range(layers):
-        found[f"layers.{k}.down.weight"] = WIDE if k % 100 == 0 else TALL
+        found[f"layers.{k}.down.weight"] = SQUARE if k % 100 == 0 else TALL
     return found
 
 
 def write(folder: Path, layers: int, shards: int, seed: int) -> Path:
     """Numbers drawn once and shifted from tensor to tensor: only their shapes matter here. Seed 0 is the base."""
     folder.mkdir(parents=True)
-    origin, noise = (torch.randn(prod(WIDE), generator=torch.Generator().manual_seed(s)) for s in (0, seed))
+    origin, noise = (torch.randn(prod(SQUARE), generator=torch.Generator().manual_seed(s)) for s in (0, seed))
     moved = (origin + 0.05 * noise if seed else origin).bfloat16()
     names = list(shapes(layers))
     where = {}
