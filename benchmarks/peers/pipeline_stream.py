@@ -3,6 +3,7 @@
 python pipeline_stream.py SUITE TASKS FOLDER
 """
 
+import gc
 import shutil
 import sys
 from pathlib import Path
@@ -22,3 +23,5 @@ for number, task in enumerate(load_suite(suite).tasks[:count]):
     shutil.rmtree(arrival)
     if number:
         trunk.align(f"{suite}#{task.name}", tangent=True)
+    # Models refer to themselves; those of the last task that wait for the collector are none of the stream's memory.
+    gc.collect()

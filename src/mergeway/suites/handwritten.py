@@ -21,8 +21,8 @@ from mergeway.suites.split import Part, class_parts, task_row
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
-# The paper's 1e-5 is for CLIP. These are the rates, in steps of about three, at which plain fine-tuning of task after task does
-# best on a fifth of the training data that was held out; every method and the alignment take them.
+# The paper's 1e-5 is for CLIP. These are the rates, of those tried, at which plain fine-tuning of task after task does best
+# on a fifth of the training data that was held out; every method and the alignment take them. docs/benchmarks.md tells more.
 RATES = {"split-mnist": 3e-5, "rotated-digits": 3e-4}
 VERSION = 3  # of what is written: a new one is made anew
 
