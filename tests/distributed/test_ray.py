@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import tiny
@@ -70,6 +74,32 @@ def test_a_node_that_dies_loses_nothing(tmp_path, cluster):
     assert told(tmp_path / "local") == told(tmp_path / "ray")
 
 
-def test_an_engine_that_is_not_there(tmp_path, call):
+def working() -> list[int]:
+    """The processes that fold a stream at this moment; Ray names them by what they do."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"ray::_run_cell"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_stream_is_begun_again_when_its_worker_is_killed(tmp_path, cluster):
     suite = tiny.vision_suite(tmp_path / "suite")
-    assert "it takes local or ray" in call("bench", suite, "--engine", "spark").mistake()
+    bench(suite, RULES[:1], orders=3, out=tmp_path / "local")
+    killed: list[int] = []
+
+    def kill() -> None:
+        until = time.monotonic() + 120
+        while not killed and time.monotonic() < until:
+            for pid in working()[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    bench(suite, RULES[:1], orders=3, out=tmp_path / "ray", engine="ray")
+    killer.join()
+    assert killed  # in the middle of a stream, whose result can only come from another worker
+    assert told(tmp_path / "local") == told(tmp_path / "ray")
