@@ -66,10 +66,11 @@ def merge(
 
 @dataclass(frozen=True)
 class FoldedModel:
-    """The deployed model after one fold of a stream."""
+    """The deployed model after one fold of a stream, and the rule's memory that the next one needs."""
 
     params: dict[str, Tensor]
     at: Fold
+    memory: Checkpoint
     details: dict[str, Any]
 
 
@@ -82,8 +83,12 @@ def fold_steps(
     *,
     moments: Sequence[Any] | None = None,
     threads: int | None = 1,
+    after: tuple[Fold, Checkpoint] | None = None,
 ) -> Iterator[FoldedModel]:
-    """The deployed model after every fold, one at a time; the last is what `merge` returns."""
+    """The deployed model after every fold, one at a time; the last is what `merge` returns.
+
+    `after`, the fold and the memory of an earlier step of the same stream, goes on with the fold behind it.
+    """
     chosen = make(rule)
     with worker_pool(threads) as pool:
         prepared, stream = _prepare(base, arrivals, weights, None, False, pool, SILENT)
@@ -91,8 +96,8 @@ def fold_steps(
         way = Pass(chosen, prepared, pool)
         if chosen.whole:
             check_objective(chosen, objective)
-        at, memory = Fold(), None
-        for k, arrival in enumerate(stream, 1):
+        at, memory = after or (Fold(), None)
+        for k, arrival in enumerate(stream[at.step :], at.step + 1):
             kept, model = _MemoryScratch(memory_infos(chosen, prepared)), DictSink(prepared.checkpoint.infos)
             details: dict[str, Any] = {}
             if chosen.whole:
@@ -108,7 +113,7 @@ def fold_steps(
                 if chosen.settles:
                     way.deploy(at, memory, model)
             way.copy_buffers(model)
-            yield FoldedModel(model.tensors, at, details)
+            yield FoldedModel(model.tensors, at, memory, details)
 
 
 def merge_into(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ import tiny
 from safetensors.torch import load_file
 
 import mergeway as mw
-from mergeway.bench import bench
+from mergeway.bench import bench, stream
 from mergeway.bench.protocol import orders, plan, utilities
 from mergeway.errors import OptionError
+from mergeway.rules import RULES as ALL_RULES
 
 RULES = ["average", "iso:scaling=0.5", "ode:step=0.25"]
 
@@ -189,37 +192,75 @@ def test_two_processes_are_the_same_bytes(run, suite, call, tmp_path):
         }
 
 
-def test_resumed_after_a_kill(run, suite, call, tmp_path):
-    """A real process, killed after its fourth fold: what was finished is not done again, and the bytes are the same."""
-    out = tmp_path / "run"
-    words = ["bench", str(suite.path), *map(str, WORDS), "--out", str(out)]
-    # Folds are told on stdout, so that the kill falls between two of them.
-    script = (
-        "import sys, mergeway.bench.run as run\n"
-        "plain = run._Store.append\n"
-        "def told(self, cell, fold):\n"
-        "    plain(self, cell, fold)\n"
-        "    print('fold', flush=True)\n"
-        "    import time; time.sleep(0.1)\n"
-        "run._Store.append = told\n"
-        "from mergeway.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
-    for _ in range(4):
+# Folds are told on stdout, so that a kill falls between two of them; every fold is kept, however quick it was.
+TOLD = """
+import sys, time
+from mergeway.bench import files, stream
+from mergeway.cli import main
+stream.KEEP_AFTER = 0.0
+plain = files.RunFiles.append
+def told(self, cell, fold):
+    plain(self, cell, fold)
+    print("fold", flush=True)
+    time.sleep(0.1)
+files.RunFiles.append = told
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _killed_after(words: list[str], folds: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", TOLD, *words], stdout=subprocess.PIPE, text=True)
+    for _ in range(folds):
         assert process.stdout.readline() == "fold\n"
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     process.stdout.close()
-    done = (out / "timings.jsonl").read_text().splitlines()
-    assert 4 <= len(done) < 18
+
+
+def test_resumed_after_two_kills(run, suite, call, tmp_path):
+    """A real process, killed twice amid a stream: no finished fold is done again, and the bytes are the same."""
+    out = tmp_path / "run"
+    words = ["bench", str(suite.path), *map(str, WORDS), "--out", str(out)]
+    _killed_after(words, 5)
+    first = _timings(out)
+    assert list(first) == [
+        ("average.3.0", 1),
+        ("average.3.0", 2),
+        ("average.3.0", 3),
+        ("average.3.1", 1),
+        ("average.3.1", 2),
+    ]
     # The last line may be half written.
     with open(out / "folds.jsonl", "a") as file:
         file.write('{"key": "average.3.1", "fo')
+    _killed_after([*words, "--resume"], 6)
+    second = _timings(out)
+    assert len(second) == 9
     call(*words, "--resume").ok()
     assert files(out) == files(run[0])
-    # The stream that was finished has kept its timings, so it was not folded again.
-    assert (out / "timings.jsonl").read_text().splitlines()[:3] == done[:3]
+    # A fold that had been done again would have taken another time.
+    last = _timings(out)
+    assert len(last) == 18
+    assert last | second == last
+    assert second | first == second
+
+
+def _timings(out) -> dict[tuple[str, int], float]:
+    rows = map(json.loads, (out / "timings.jsonl").read_text().splitlines())
+    return {(row["key"], row["fold"]): row["seconds"] for row in rows}
+
+
+@pytest.mark.parametrize("rule", sorted(ALL_RULES))
+def test_every_rule_goes_on_from_its_memory(suite, monkeypatch, tmp_path, rule):
+    monkeypatch.setattr(stream, "KEEP_AFTER", 0.0)
+    cell = plan(suite, [rule], [3], 1, "random", 12)[0]
+    whole = list(stream.run_cell(suite, cell))
+    for stop in (1, 2):
+        underway = stream.Underway(tmp_path / str(stop))
+        begun = list(itertools.islice(stream.run_cell(suite, cell, underway), stop))
+        again = list(stream.run_cell(suite, cell, underway))
+        assert again[:stop] == begun
+        assert [replace(fold, seconds=0.0) for fold in again] == [replace(fold, seconds=0.0) for fold in whole]
 
 
 def test_resuming_a_finished_run_does_nothing(run, suite, call, tmp_path):

@@ -2,7 +2,7 @@
 
 from mergeway.bench.protocol import Cell as Cell
 from mergeway.bench.protocol import plan as plan
-from mergeway.bench.protocol import run_cell as run_cell
 from mergeway.bench.run import Run as Run
 from mergeway.bench.run import bench as bench
 from mergeway.bench.run import end_accuracies as end_accuracies
+from mergeway.bench.stream import run_cell as run_cell

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mergeway.bench.protocol import Cell, FoldResult, run_cell
+from mergeway.bench.protocol import Cell
+from mergeway.bench.stream import FoldResult, run_cell
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.suite import load_suite

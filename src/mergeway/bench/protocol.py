@@ -1,17 +1,15 @@
-"""The protocol: which rule folds which tasks in which order, and the accuracy matrix that comes of it."""
+"""The protocol: which rule folds which tasks in which order, with which utilities."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mergeway.errors import OptionError
-from mergeway.merging import fold_steps
 from mergeway.rules import make
 from mergeway.suite import Suite
 
@@ -78,43 +76,3 @@ def plan(
                 weights = utilities(length, number, kind, seed)
                 cells.append(Cell(name, tuple(options.items()), label, order, weights, number, samples))
     return cells
-
-
-@dataclass(frozen=True)
-class FoldResult:
-    """What one fold of a stream gave: the accuracies of all tasks seen so far, the rule's facts, and the time it took.
-
-    `ahead` is the accuracy on the task that comes next, before it is folded in; None at the end of a stream.
-    """
-
-    fold: int
-    task: str
-    accuracies: tuple[float, ...]
-    facts: dict[str, float]
-    details: dict[str, Any]
-    seconds: float
-    ahead: float | None = None
-
-
-def run_cell(suite: Suite, cell: Cell) -> Iterator[FoldResult]:
-    """Fold a stream and judge it after every fold."""
-    rule = make(cell.rule, dict(cell.options))
-    objective = suite.objective(list(cell.order), size=cell.samples, seed=cell.number) if rule.needs else None
-    arrivals = [suite.task(name).expert for name in cell.order]
-    started = time.perf_counter()
-    for k, step in enumerate(fold_steps(suite.base, arrivals, rule, list(cell.weights), objective), 1):
-        seconds = time.perf_counter() - started
-        accuracies = tuple(suite.accuracies(step.params, cell.order[:k], seen=cell.order[:k]))
-        ahead = suite.accuracy(step.params, cell.order[k], cell.order[: k + 1]) if k < len(cell.order) else None
-        yield FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds, ahead)
-        started = time.perf_counter()
-
-
-def matrix_of(folds: Sequence[FoldResult], ahead: bool = False) -> np.ndarray:
-    """The accuracy matrix a[k, i] of a stream; entries above the diagonal are NaN, but with `ahead` those next to it."""
-    matrix = np.full((len(folds), len(folds)), np.nan)
-    for fold in folds:
-        matrix[fold.fold - 1, : fold.fold] = fold.accuracies
-        if ahead and fold.ahead is not None:
-            matrix[fold.fold - 1, fold.fold] = fold.ahead
-    return matrix

@@ -1,33 +1,20 @@
-"""A run: the results of a benchmark as a directory of plain files, resumed where it stopped.
-
-run.json         suite, rules, protocol, version: what the run is
-ends.json        what the base and the experts reach on each task
-folds.jsonl      one JSON line for every finished fold
-timings.jsonl    how long each of them took
-matrices/*.csv   the accuracy matrix of every finished stream
-
-Only timings.jsonl differs between two runs of the same thing: the others are the same bytes however often a run was killed
-and resumed, and however many processes worked on it.
-"""
+"""A run: every rule over every order of a suite, its figures, and the work shared among processes."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mergeway import __version__
-from mergeway.bench.protocol import Cell, FoldResult, matrix_of, plan, run_cell
-from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import write_text
+from mergeway.bench.files import RunFiles
+from mergeway.bench.protocol import Cell, plan
+from mergeway.bench.stream import FoldResult, Underway, matrix_of, run_cell
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
@@ -141,7 +128,7 @@ def bench(
         **({"autocast": True} if suite.compute.autocast else {}),
         "version": __version__,
     }
-    store = _Store(out, description, resume) if out else None
+    store = RunFiles(out, description, resume) if out else None
     streams = store.read() if store else {}
     kept = store.ends() if store else None
     ends = kept or ends or end_accuracies(suite)
@@ -153,14 +140,15 @@ def bench(
     progress.advance(sum(len(streams.get(c.key, ())) for c in cells))
     for cell, folds in _work(suite, todo, jobs, engine, progress, store):
         run.streams[cell.key] = folds
+        if store:
+            store.underway(cell).drop()
     if store:
-        store.write_folds(run.finished())
-        store.write_matrices(run.finished())
+        store.finish(run.finished())
     return run
 
 
 def _work(
-    suite: Suite, todo: Sequence[Cell], jobs: int, engine: str, progress: Progress, store: _Store | None
+    suite: Suite, todo: Sequence[Cell], jobs: int, engine: str, progress: Progress, store: RunFiles | None
 ) -> Iterable[tuple[Cell, list[FoldResult]]]:
     def keep(cell: Cell) -> Callable[[FoldResult], None]:
         def one(fold: FoldResult) -> None:
@@ -181,7 +169,7 @@ def _work(
     if jobs == 1:
         for cell in todo:
             note, folds = keep(cell), []
-            for fold in run_cell(suite, cell):
+            for fold in run_cell(suite, cell, store and store.underway(cell)):
                 note(fold)
                 folds.append(fold)
             yield cell, folds
@@ -191,7 +179,7 @@ def _work(
     with ProcessPoolExecutor(
         jobs, spawn, initializer=_start_worker, initargs=(suite.path, suite.tests, suite.compute)
     ) as pool:
-        futures = {pool.submit(_run_in_worker, cell): cell for cell in todo}
+        futures = {pool.submit(_run_in_worker, cell, store and store.underway(cell)): cell for cell in todo}
         for future in as_completed(futures):
             cell, folds = futures[future], future.result()
             for fold in folds:
@@ -211,9 +199,9 @@ def _start_worker(path: Path, tests: int | None, compute: Compute) -> None:
     _worker_suite = load_suite(path, tests, compute)
 
 
-def _run_in_worker(cell: Cell) -> list[FoldResult]:
+def _run_in_worker(cell: Cell, underway: Underway | None) -> list[FoldResult]:
     assert _worker_suite is not None
-    return list(run_cell(_worker_suite, cell))
+    return list(run_cell(_worker_suite, cell, underway))
 
 
 def end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
@@ -229,99 +217,3 @@ def end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
         "base": {t.name: suite.accuracy(base, t.name) for t in suite.tasks},
         "experts": {t.name: suite.accuracy(tensors(t.expert), t.name) for t in suite.tasks},
     }
-
-
-class _Store:
-    """The files of a run."""
-
-    def __init__(self, out: Path, description: dict[str, Any], resume: bool) -> None:
-        self._out = out
-        self._folds, self._timings = out / "folds.jsonl", out / "timings.jsonl"
-        described = out / "run.json"
-        if described.exists():
-            if not resume:
-                raise OptionError(
-                    f"{out}: holds a run already; pass --resume to go on with it, or choose another directory"
-                )
-            if read_json(described, "the run's description") != description:
-                raise OptionError(f"{out}: holds a run with another suite, rules or protocol; choose another directory")
-            return
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise OptionError(f"{out}: exists and is not a run; choose another directory")
-        out.mkdir(parents=True, exist_ok=True)
-        _replace(described, json.dumps(description, indent=2) + "\n")
-
-    def read(self) -> dict[str, list[FoldResult]]:
-        """Finished streams; the folds of one that was interrupted are dropped and done again, for a rule has memory."""
-        seconds = {(row["key"], row["fold"]): row["seconds"] for row in _rows(self._timings)}
-        streams: dict[str, list[FoldResult]] = {}
-        lengths: dict[str, int] = {}
-        for row in _rows(self._folds):
-            key = row.pop("key")
-            lengths[key] = row.pop("length")
-            row["accuracies"] = tuple(row["accuracies"])
-            streams.setdefault(key, []).append(FoldResult(**row, seconds=seconds.get((key, row["fold"]), 0.0)))
-        whole = {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
-        self._write({key: (lengths[key], folds) for key, folds in whole.items()})
-        return whole
-
-    def append(self, cell: Cell, fold: FoldResult) -> None:
-        """Note a fold; the timing goes first, so that no fold is without one."""
-        for path, line in (
-            (self._timings, _timing(cell.key, fold)),
-            (self._folds, _line(cell.key, len(cell.order), fold)),
-        ):
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(line)
-
-    def write_folds(self, finished: Sequence[tuple[Cell, list[FoldResult]]]) -> None:
-        """All folds in the order of the plan, whichever was finished first."""
-        self._write({cell.key: (len(cell.order), folds) for cell, folds in finished})
-
-    def _write(self, streams: dict[str, tuple[int, list[FoldResult]]]) -> None:
-        _replace(self._timings, "".join(_timing(key, f) for key, (_, folds) in streams.items() for f in folds))
-        _replace(self._folds, "".join(_line(key, n, f) for key, (n, folds) in streams.items() for f in folds))
-
-    def ends(self) -> dict[str, dict[str, float]] | None:
-        path = self._out / "ends.json"
-        return read_json(path, "the accuracies of base and experts") if path.exists() else None
-
-    def write_ends(self, ends: dict[str, dict[str, float]]) -> None:
-        _replace(self._out / "ends.json", json.dumps(ends, indent=2) + "\n")
-
-    def write_matrices(self, finished: Sequence[tuple[Cell, list[FoldResult]]]) -> None:
-        folder = self._out / "matrices"
-        folder.mkdir(exist_ok=True)
-        for cell, folds in finished:
-            rows = [",".join(["after", *cell.order])]
-            for fold in folds:
-                cells = [f"{a:.4f}" for a in fold.accuracies] + [""] * (len(cell.order) - fold.fold)
-                rows.append(",".join([fold.task, *cells]))
-            _replace(folder / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', cell.key)}.csv", "\n".join(rows) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    write_text(new, text)
-    os.replace(new, path)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; the last line of a killed run may be cut off."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
-
-
-def _line(key: str, length: int, fold: FoldResult) -> str:
-    told = {k: v for k, v in asdict(fold).items() if k != "seconds"}
-    return json.dumps({"key": key, "length": length, **told}, sort_keys=True) + "\n"
-
-
-def _timing(key: str, fold: FoldResult) -> str:
-    return json.dumps({"key": key, "fold": fold.fold, "seconds": fold.seconds}, sort_keys=True) + "\n"

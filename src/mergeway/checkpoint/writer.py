@@ -197,6 +197,13 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all: whoever reads it meanwhile sees the old one."""
+    new = path.with_name(path.name + ".new")
+    write_text(new, text)
+    os.replace(new, path)
+
+
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergeway.bench.protocol import matrix_of
+from mergeway.bench.stream import matrix_of
 from mergeway.checkpoint import open_checkpoint
 from mergeway.engine import prepare_arrival, prepare_base, worker_pool
 from mergeway.paper import style

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from mergeway.bench import Run, bench, end_accuracies
 from mergeway.bench.protocol import parse_rule
 from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import write_text
+from mergeway.checkpoint.writer import replace_text
 from mergeway.errors import OptionError
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import make
@@ -124,9 +123,7 @@ class Study:
             return found["result"]
         result = work()
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        write_text(new, json.dumps({"protocol": protocol, "result": result}, indent=1) + "\n")
-        os.replace(new, path)
+        replace_text(path, json.dumps({"protocol": protocol, "result": result}, indent=1) + "\n")
         return result
 
     def holds(self, name: str) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mergeway.bench.protocol import Cell, FoldResult, matrix_of
+from mergeway.bench.protocol import Cell
 from mergeway.bench.run import Run
+from mergeway.bench.stream import FoldResult, matrix_of
 from mergeway.metrics import acc, bwt
 
 Stream = tuple[Cell, list[FoldResult]]

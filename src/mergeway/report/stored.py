@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mergeway.bench.protocol import Cell, FoldResult, parse_rule, utilities
+from mergeway.bench.protocol import Cell, parse_rule, utilities
 from mergeway.bench.run import Run
+from mergeway.bench.stream import FoldResult
 from mergeway.errors import OptionError
 
 SWEEP = "sweep.json"

@@ -1,0 +1,112 @@
+"""A stream of a benchmark: folded, judged after every fold, and kept on disk while it is under way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mergeway.bench.protocol import Cell
+from mergeway.checkpoint import Checkpoint, SafetensorsFiles
+from mergeway.checkpoint.writer import replace_text
+from mergeway.merging import FoldedModel, fold_steps
+from mergeway.rules import Fold, make
+from mergeway.suite import Suite
+
+KEEP_AFTER = 1.0  # seconds of work: what takes less is sooner repeated than written
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What one fold of a stream gave: the accuracies of all tasks seen so far, the rule's facts, and the time it took.
+
+    `ahead` is the accuracy on the task that comes next, before it is folded in; None at the end of a stream.
+    """
+
+    fold: int
+    task: str
+    accuracies: tuple[float, ...]
+    facts: dict[str, float]
+    details: dict[str, Any]
+    seconds: float
+    ahead: float | None = None
+
+
+def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iterator[FoldResult]:
+    """Fold a stream and judge it after every fold; what was kept of it `underway` comes first and is not folded again."""
+    rule = make(cell.rule, dict(cell.options))
+    objective = suite.objective(list(cell.order), size=cell.samples, seed=cell.number) if rule.needs else None
+    arrivals = [suite.task(name).expert for name in cell.order]
+    folds, after = underway.read() if underway else ([], None)
+    yield from folds
+    started = time.perf_counter()
+    steps = fold_steps(suite.base, arrivals, rule, list(cell.weights), objective, after=after)
+    for k, step in enumerate(steps, len(folds) + 1):
+        seconds = time.perf_counter() - started
+        accuracies = tuple(suite.accuracies(step.params, cell.order[:k], seen=cell.order[:k]))
+        ahead = suite.accuracy(step.params, cell.order[k], cell.order[: k + 1]) if k < len(cell.order) else None
+        folds.append(FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds, ahead))
+        if underway and k < len(cell.order):
+            underway.keep(folds, step)
+        yield folds[-1]
+        started = time.perf_counter()
+
+
+class Underway:
+    """The folds of an unfinished stream and the rule's memory after the last of them, in a directory of their own.
+
+    The memory of a fold is a file of its own, and the folds, which name it, are replaced in one go: a kill at any moment
+    leaves a fold and its memory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._kept = time.perf_counter()
+
+    def keep(self, folds: Sequence[FoldResult], step: FoldedModel) -> None:
+        """Keep the stream as it stands, unless that was done a moment ago."""
+        from safetensors.torch import save_file
+
+        if time.perf_counter() - self._kept < KEEP_AFTER:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        save_file({name: step.memory.read(name) for name in step.memory.infos}, self._memory(step.at.step))
+        told = {"at": asdict(step.at), "folds": [asdict(fold) for fold in folds]}
+        replace_text(self.directory / "folds.json", json.dumps(told) + "\n")
+        for path in self.directory.glob("memory-*.safetensors"):
+            if path != self._memory(step.at.step):
+                path.unlink()
+        self._kept = time.perf_counter()
+
+    def read(self) -> tuple[list[FoldResult], tuple[Fold, Checkpoint] | None]:
+        """The folds that were kept, and where the stream goes on."""
+        path = self.directory / "folds.json"
+        if not path.exists():
+            return [], None
+        told = json.loads(path.read_text(encoding="utf-8"))
+        at = Fold(**told["at"])
+        folds = [FoldResult(**{**fold, "accuracies": tuple(fold["accuracies"])}) for fold in told["folds"]]
+        return folds, (at, SafetensorsFiles("memory", [self._memory(at.step)]))
+
+    def drop(self) -> None:
+        """Forget a stream that is finished."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _memory(self, step: int) -> Path:
+        return self.directory / f"memory-{step}.safetensors"
+
+
+def matrix_of(folds: Sequence[FoldResult], ahead: bool = False) -> np.ndarray:
+    """The accuracy matrix a[k, i] of a stream; entries above the diagonal are NaN, but with `ahead` those next to it."""
+    matrix = np.full((len(folds), len(folds)), np.nan)
+    for fold in folds:
+        matrix[fold.fold - 1, : fold.fold] = fold.accuracies
+        if ahead and fold.ahead is not None:
+            matrix[fold.fold - 1, fold.fold] = fold.ahead
+    return matrix
