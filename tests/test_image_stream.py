@@ -90,3 +90,24 @@ def test_vit_stream(vit, tmp_path, rule):
         theirs = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y))
         assert theirs.item() == pytest.approx(losses[task], rel=1e-5)
     assert trunk.verify() == []
+
+
+def test_vit_as_an_adapter(vit, tmp_path):
+    """peft finds the layers by the module's names, which are not those of the checkpoint; so do we when an adapter arrives."""
+    peft = pytest.importorskip("peft")
+    trunk = mw.Trunk.create(tmp_path / "trunk", vit / "base", "average")
+    for task in CLASSES:
+        trunk.add(vit / task, task)
+    trunk.export_lora(tmp_path / "lora", 16)
+    base = ViTForImageClassification.from_pretrained(vit / "base")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "lora").merge_and_unload()
+    theirs.save_pretrained(tmp_path / "merged")
+    read = load_file(tmp_path / "merged" / "model.safetensors")
+    folded = mw.merge(vit / "base", [tmp_path / "lora"], "average")
+    origin = load_file(vit / "base" / "model.safetensors")
+    linear = [n for n, t in trunk.params().items() if "encoder.layer" in n and t.ndim == 2]
+    assert len(linear) == 12
+    for name in linear:
+        assert not torch.equal(read[name], origin[name])
+        for made in (read[name], folded[name]):
+            torch.testing.assert_close(made, trunk.params()[name], rtol=1e-5, atol=1e-6)

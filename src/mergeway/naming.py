@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -47,3 +49,19 @@ class Names:
     @cached_property
     def _back(self) -> dict[str, str]:
         return {inside: stored for stored, inside in self._renamed.items()}
+
+
+def names_of(directory: Path | None) -> Names | None:
+    """The names of the model that a directory's config.json describes; None where `transformers` does not know it."""
+    config = directory / "config.json" if directory else None
+    if config is None or not config.exists():
+        return None
+    try:
+        import transformers
+
+        described = json.loads(config.read_text(encoding="utf-8"))
+        kind = getattr(transformers, described["architectures"][0])
+        with torch.device("meta"):
+            return Names(kind(kind.config_class.from_dict(described)))
+    except (ImportError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None

@@ -18,6 +18,7 @@ from mergeway.checkpoint.source import Checkpoint, read_json
 from mergeway.checkpoint.writer import FileWriter, write_text
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.linalg import squared_norm, thin_svd
+from mergeway.naming import names_of
 from mergeway.params import TensorInfo, is_embedding, is_linear, wide
 from mergeway.progress import SILENT, Progress
 
@@ -75,11 +76,13 @@ def write_adapter(
         )
     # A rank beyond the smaller side of every matrix would only add columns of zeros.
     rank = min(rank, max(min(base.infos[n].shape) for n in chosen))
+    names = names_of(base.directory)
+    module = {n: (names.inside(n) if names else n).removesuffix(".weight") for n in chosen}
     infos: dict[str, TensorInfo] = {}
     for name in chosen:
         rows, columns = base.infos[name].shape[::-1] if transposed else base.infos[name].shape
-        infos[_key(name, "A")] = TensorInfo((rank, columns), dtype)
-        infos[_key(name, "B")] = TensorInfo((rows, rank), dtype)
+        infos[_key(module[name], "A")] = TensorInfo((rank, columns), dtype)
+        infos[_key(module[name], "B")] = TensorInfo((rows, rank), dtype)
     with staged_directory(out, force) as stage:
         writer = FileWriter(stage / "adapter_model.safetensors", infos)
         progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen))
@@ -91,13 +94,13 @@ def write_adapter(
                 rounded = factor.to(dtype)
                 if not bool(torch.isfinite(rounded).all()):
                     raise CheckpointError(f"the adapter of '{name}' does not fit into {dtype}; use a wider --dtype")
-                writer.write(_key(name, side), 0, rounded)
+                writer.write(_key(module[name], side), 0, rounded)
             progress.advance(base.infos[name].nbytes)
             return LayerEnergy(name, tuple(base.infos[name].shape), squared_norm(update), kept)
 
         layers = list(pool.map(job, chosen))
         writer.finish()
-        write_text(stage / CONFIG, json.dumps(_config(base, rank, chosen, transposed), indent=2) + "\n")
+        write_text(stage / CONFIG, json.dumps(_config(base, rank, list(module.values()), transposed), indent=2) + "\n")
         write_card(stage, card)
     rest = [n for n in moved if n not in chosen]
     left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
@@ -137,11 +140,11 @@ def _stores_transposed(base: Checkpoint) -> bool:
     return read_json(config, "the base's config").get("model_type") in _TRANSPOSED_MODELS
 
 
-def _key(name: str, side: str) -> str:
-    return f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"
+def _key(module: str, side: str) -> str:
+    return f"base_model.model.{module}.lora_{side}.weight"
 
 
-def _config(base: Checkpoint, rank: int, chosen: list[str], transposed: bool) -> Mapping[str, object]:
+def _config(base: Checkpoint, rank: int, modules: list[str], transposed: bool) -> Mapping[str, object]:
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base.source,
@@ -152,5 +155,5 @@ def _config(base: Checkpoint, rank: int, chosen: list[str], transposed: bool) ->
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": transposed,
-        "target_modules": [name.removesuffix(".weight") for name in chosen],
+        "target_modules": modules,
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mergeway.checkpoint.source import Checkpoint, SafetensorsFiles, read_json
 from mergeway.errors import CheckpointError
+from mergeway.naming import names_of
 from mergeway.params import TensorInfo, wide
 
 CONFIG = "adapter_config.json"
@@ -57,7 +58,7 @@ class LoraCheckpoint:
         if not (directory / _WEIGHTS).exists():
             raise CheckpointError(f"{directory}: {_WEIGHTS} is missing beside {CONFIG}")
         self.adapter = SafetensorsFiles(source, [directory / _WEIGHTS], directory)
-        self._factors = _pair_factors(directory, config, self.adapter.infos, base.infos)
+        self._factors = _pair_factors(directory, config, self.adapter.infos, base)
         self.infos: Mapping[str, TensorInfo] = {
             name: TensorInfo(info.shape, wide(info.dtype)) if name in self._factors else info
             for name, info in base.infos.items()
@@ -129,7 +130,7 @@ def _is_pattern(value: object) -> bool:
 
 
 def _pair_factors(
-    directory: Path, config: dict, infos: Mapping[str, TensorInfo], base: Mapping[str, TensorInfo]
+    directory: Path, config: dict, infos: Mapping[str, TensorInfo], base: Checkpoint
 ) -> dict[str, _Factors]:
     sides: dict[tuple[str, bool], dict[str, str]] = {}
     for key in infos:
@@ -147,7 +148,7 @@ def _pair_factors(
             raise CheckpointError(f"{directory}: '{module}' has only one of lora_A and lora_B")
         name = _weight_name(directory, module, base)
         transposed = embedding or bool(config.get("fan_in_fan_out"))
-        a, b, shape = infos[pair["A"]].shape, infos[pair["B"]].shape, base[name].shape
+        a, b, shape = infos[pair["A"]].shape, infos[pair["B"]].shape, base.infos[name].shape
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or ((a[1], b[0]) if transposed else (b[0], a[1])) != shape:
             raise CheckpointError(
                 f"{directory}: lora_A {list(a)} and lora_B {list(b)} of '{module}' do not make an update of '{name}' {list(shape)}"
@@ -156,12 +157,14 @@ def _pair_factors(
     return factors
 
 
-def _weight_name(directory: Path, module: str, base: Mapping[str, TensorInfo]) -> str:
+def _weight_name(directory: Path, module: str, base: Checkpoint) -> str:
     """The base tensor a module's factors belong to; a head model's prefix may stand on either side."""
     wanted = f"{module}.weight"
-    if wanted in base:
+    if wanted in base.infos:
         return wanted
-    near = [name for name in base if name.endswith(f".{wanted}") or wanted.endswith(f".{name}")]
+    near = [name for name in base.infos if name.endswith(f".{wanted}") or wanted.endswith(f".{name}")]
+    if not near and (names := names_of(base.directory)) is not None:
+        near = [name for name in [names.stored(wanted)] if name in base.infos]
     if len(near) != 1:
         raise CheckpointError(
             f"{directory}: the base has no tensor '{wanted}' for the adapter's module '{module}'; is it an adapter of another model?"
