@@ -35,18 +35,22 @@ def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[
 
 
 def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, Tensor]:
-    """XᵀX/n of the inputs of every linear layer, by the name of the layer's weight."""
+    """XᵀX/n of the inputs of every linear layer, by the name of the layer's weight; padding is no input."""
     model = getattr(predict, "model", None)
     if not isinstance(model, nn.Module):
         raise OptionError("Gram matrices are taken from a model's layers; give the task's data, not a function")
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
+    mask: Tensor | None = None
 
     def listen(name: str) -> Callable[..., None]:
         def hear(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            rows = inputs[0].reshape(-1, inputs[0].shape[-1])
-            rows = (rows.cpu() if rows.device.type == "mps" else rows).double()  # which has no float64
-            sums[name] = sums.get(name, 0) + rows.mT @ rows
+            x = inputs[0]
+            padded = mask is not None and x.shape[:-1] == mask.shape
+            rows = x[mask] if padded else x.reshape(-1, x.shape[-1])
+            gram = rows.mT @ rows
+            # A batch in its own precision, their sum in float64, which not every device has.
+            sums[name] = sums.get(name, 0) + gram.cpu().double()
             counts[name] = counts.get(name, 0) + len(rows)
 
         return hear
@@ -56,13 +60,15 @@ def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, T
     handles = [m.register_forward_pre_hook(listen(n)) for n, m in linear]
     compute = compute_of(predict)
     batch = compute.micro_batch or 64
+    samples = samples.by_length()
     wide = compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
     try:
         with torch.no_grad(), predict.run.uncompiled() if hasattr(predict, "run") else contextlib.nullcontext():
             for start in range(0, len(samples), batch):
-                rows = samples.rows(slice(start, start + batch))
+                rows = samples.rows(slice(start, start + batch)).trimmed()
+                mask = rows.inputs["attention_mask"].bool() if "attention_mask" in rows.inputs else None
                 predict(wide, rows.inputs, rows.head)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: (total / counts[name]).float().cpu() for name, total in sums.items()}
+    return {name: (total / counts[name]).float() for name, total in sums.items()}
