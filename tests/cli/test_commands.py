@@ -216,6 +216,17 @@ def test_main_uses_the_process_arguments_by_default(monkeypatch, capsys):
     assert mergeway.__version__ in capsys.readouterr().out
 
 
+def test_memory_that_ran_out_is_no_bug(call, monkeypatch):
+    import torch
+
+    import mergeway.cli.rules
+
+    monkeypatch.setattr(mergeway.cli.rules, "describe_rules", lambda: torch.empty(2**45, dtype=torch.uint8))
+    done = call("rules")
+    assert done.code == 1
+    assert done.err.startswith("error: there was not enough memory; nothing was changed")
+
+
 def test_a_bug_is_said_to_be_one(call, monkeypatch):
     """What nobody foresaw is exit 1, one line that asks for a report, and the traceback with --debug."""
     import mergeway.cli.rules

@@ -137,9 +137,22 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as problem:
         if Settings.debug:
             raise
+        if _is_memory(problem):
+            return _failed(
+                "there was not enough memory; nothing was changed (fewer --threads, a smaller --micro-batch or more ranks need less)",
+                1,
+            )
         return _failed(
             f"this is a bug in mergeway: {type(problem).__name__}: {problem} (run again with --debug and report it)", 1
         )
+
+
+def _is_memory(problem: Exception) -> bool:
+    """Whether memory ran out; torch says so in words, on every device its own."""
+    told = str(problem)
+    return isinstance(problem, MemoryError) or (
+        isinstance(problem, RuntimeError) and ("allocate memory" in told or "out of memory" in told)
+    )
 
 
 def _failed(message: str, code: int) -> int:
