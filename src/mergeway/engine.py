@@ -27,7 +27,7 @@ from mergeway.errors import CheckpointError, OptionError
 from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
-from mergeway.rules import Fold, Ode, Rule
+from mergeway.rules import Fold, Rule
 from mergeway.rules.fold import Memory, Params, Whole
 from mergeway.sharded import ShardedObjective, SplitObjective, cut, offset
 
@@ -219,8 +219,8 @@ class Pass:
 
     @property
     def _in_rows(self) -> bool:
-        """Whether each rank holds its rows of the model; a rule that decomposes matrices needs them whole."""
-        return team().count > 1 and isinstance(self.rule, Ode)
+        """Whether each rank holds its rows of the model; others need them whole."""
+        return team().count > 1 and self.rule.by_rows
 
     def _shared(self, objective: Any) -> Any:
         """The objective with the work on it shared between the ranks."""

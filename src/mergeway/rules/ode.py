@@ -30,6 +30,7 @@ class Ode(Rule):
     slots = ("model",)
     needs = frozenset({"calibration"})
     whole = True
+    by_rows = True
 
     step: float = 0.05
     solver: Literal["euler", "heun", "rk4", "adaptive"] = "euler"

@@ -37,6 +37,8 @@ class Rule:
     settles: ClassVar[bool] = False
     additive: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    # A whole-model rule that never looks at the shape of a matrix: each rank may hold rows of the model only.
+    by_rows: ClassVar[bool] = False
     # The slot that holds the deployed update itself: a stream goes on from a model that was changed after its fold.
     carries: ClassVar[str | None] = None
     brings: ClassVar[Literal["moments", "grams"] | None] = None
