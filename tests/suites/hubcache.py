@@ -14,6 +14,8 @@ import pyarrow.parquet
 import torch
 from PIL import Image
 
+from mergeway.data.hub import load_split
+
 SIDE = 8
 HUB = Path(os.environ["HF_HOME"]) / "hub"
 
@@ -99,6 +101,7 @@ def dataset(name: str, splits: dict[str, int], classes: int, seed: int, columns=
     """Parquet files of PNG pictures of several sizes; returns the pictures and labels by split. `more`: column -> f(row)."""
     rng = np.random.default_rng(seed)
     folder, made = repository(name, "dataset"), {}
+    load_split.cache_clear()  # another test may have had a dataset of that name
     (folder / "data").mkdir(exist_ok=True)
     for split, count in splits.items():
         pictures = [rng.integers(0, 256, (*rng.integers(SIDE, 3 * SIDE, 2), 3), dtype=np.uint8) for _ in range(count)]

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from mergeway.suite import load_suite
 from mergeway.suites import check_suite, split_suite
-from mergeway.suites.named import BACKBONES, Recipe, write_recipe
+from mergeway.suites.datasets import known_datasets
+from mergeway.suites.named import BACKBONES, Recipe, recipes, write_recipe
 from mergeway.suites.split import class_parts
 
 CLASSES, RNG = 6, np.random.default_rng(0)
@@ -229,3 +230,31 @@ def test_a_dataset_of_ones_own_where_none_is_known(call, tmp_path):
     hubcache.dataset("org/office", {"train": 30}, 3, 2, domain=lambda row: ("amazon", "dslr", "webcam")[row // 10])
     made = call("suites", "build", "office-31", "--data", "org/office", "--out", tmp_path / "o", "--json").json()
     assert [t["name"] for t in made["tasks"]] == ["amazon", "dslr", "webcam"]
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in recipes().items() if recipe.protocol != "task"])
+def test_every_incremental_suite_by_its_name(call, tmp_path, name):
+    """Each as the hub has it, in miniature: all of its classes and domains, in the columns and splits that we say it has."""
+    recipe = recipes()[name]
+    known = known_datasets()[recipe.datasets[0]]
+    classes = len(known.classes) if known.classes else 40
+    reading, more = known.reading, {}
+    if known.domain:
+        more[known.domain] = lambda row: ("clipart", "real", "sketch")[row % 3]
+    image, label = reading.get("image", "image"), reading.get("label", "label")
+    if known.classes is None and label == "class_name":
+        more[label], label = lambda row: f"word{row % classes:02}", "number"
+    train = reading.get("train", "train")
+    test = reading.get("test", "test")
+    splits = {train: 5 * classes, test: 2 * classes} if test else {train: 15 * classes}
+    hubcache.clip_model(recipe.backbone, seed=5)
+    hubcache.dataset(reading["dataset"] or "org/own", splits, classes, 1, (image, label), **more)
+    own = [] if reading["dataset"] else ["--data", "org/own"]
+    call("suites", "build", name, *own, "--out", tmp_path / name).ok()
+    rows = call("suites", "check", tmp_path / name, "--json").json()["tasks"]
+    suite = load_suite(tmp_path / name)
+    assert len(rows) == len(suite.tasks) == (recipe.tasks or 3)
+    assert sum(row["train"] + row["test"] for row in rows) == sum(splits.values())
+    assert sum(row["classes"] for row in rows) == classes * (3 if known.domain else 1)
+    params = load_file(suite.base / "model.safetensors")
+    assert 0 <= suite.accuracy(params, suite.tasks[-1].name) <= 100
