@@ -87,7 +87,7 @@ def test_two_hundred_megabytes_in_what_an_import_leaves(tmp_path):
 def two_gigabytes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two-gigabytes")
     for seed, name in enumerate(("base", "arrival1", "arrival2")):
-        assert weigh(write(folder / name, layers=900, shards=5, seed=seed)) > 2 * 10**9
+        assert weigh(write(folder / name, layers=930, shards=5, seed=seed)) > 2 * 10**9
     return folder
 
 
