@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,9 @@ class _Console(Console):
 
 
 def console() -> Console:
-    return _Console(highlight=False, soft_wrap=True)
+    # A pipe has no width; rich would take 80 columns and cut what is wider.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 1000
+    return _Console(highlight=False, soft_wrap=True, width=width)
 
 
 def print_json(value: Any) -> None:
