@@ -24,6 +24,7 @@ from mergeway.checkpoint import Checkpoint, Inspection, check_fits, inspect_chec
 from mergeway.checkpoint.inspect import is_finite, tied_names
 from mergeway.checkpoint.writer import Sink
 from mergeway.errors import CheckpointError, OptionError
+from mergeway.heap import Tidy
 from mergeway.params import Part, TensorInfo, parts, wide
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
@@ -288,7 +289,14 @@ class Pass:
     def _each(self, what: str, job: Any) -> list[Any]:
         infos = self.base.merged_infos
         self.progress.begin(what, sum(info.nbytes for info in infos.values()))
-        return list(self.pool.map(job, infos))
+        tidy = Tidy()
+
+        def one(name: str) -> Any:
+            made = job(name)
+            tidy.passed(infos[name].nbytes)
+            return made
+
+        return list(self.pool.map(one, infos))
 
     def _parts(self, name: str, memory: Checkpoint | None) -> Iterable[tuple[Part, Tensor, Memory]]:
         """The parts of a parameter with the base's values and the rule's memory; tied names are one parameter to the rule."""

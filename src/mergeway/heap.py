@@ -1,0 +1,37 @@
+"""Memory that was freed, given back to the system.
+
+glibc keeps it for later, but a block on a boundary of 64 bytes, as torch wants it, seldom fits where one of its size was freed.
+Over a long walk such holes add up to several bytes for every parameter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+EVERY = 1 << 25  # bytes of tensors walked between two times
+
+
+def _trimmer() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library than glibc
+        return None
+
+
+class Tidy:
+    """Counts the bytes that a walk has passed, and gives the holes behind it back now and then."""
+
+    def __init__(self) -> None:
+        self._passed, self._lock, self._trim = 0, threading.Lock(), _trimmer()
+
+    def passed(self, nbytes: int) -> None:
+        """So many bytes are done with."""
+        with self._lock:
+            self._passed += nbytes
+            due = self._passed >= EVERY
+            if due:
+                self._passed = 0
+        if due and self._trim:
+            self._trim(0)
