@@ -59,6 +59,7 @@ def vit(tmp_path_factory):
             model(pixel_values=pixels(x), labels=torch.from_numpy(y)).loss.backward()
             adam.step()
         model.save_pretrained(folder / task)
+        torch.save(adam.state_dict(), folder / task / "optimizer.pt")
     return folder
 
 
@@ -111,3 +112,24 @@ def test_vit_as_an_adapter(vit, tmp_path):
         assert not torch.equal(read[name], origin[name])
         for made in (read[name], folded[name]):
             torch.testing.assert_close(made, trunk.params()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_moments_of_an_optimiser_that_also_knew_the_head(vit, tmp_path, call):
+    """Each task's head stays its own, so its moments are passed over; the others have the names of the checkpoint."""
+    trunk = mw.Trunk.create(tmp_path / "trunk", vit / "base", "fisher")
+    read = {}
+    for task in CLASSES:
+        call("moments", vit / task, "--out", tmp_path / f"{task}.safetensors").ok()
+        read[task] = load_file(tmp_path / f"{task}.safetensors")
+        assert {"classifier.weight", "vit.encoder.layer.0.attention.attention.query.weight"} <= read[task].keys()
+        trunk.add(vit / task, task, moments=tmp_path / f"{task}.safetensors")
+    name = "vit.encoder.layer.1.output.dense.weight"
+    total, weight = None, None
+    for task in CLASSES:
+        theta, v = load_file(vit / task / "model.safetensors")[name].double(), read[task][name].double()
+        if total is None:
+            total, weight = theta, v
+        else:
+            weight, before = 0.4 * v + 0.6 * weight, weight
+            total = (0.4 * v * theta + 0.6 * before * total) / weight
+    torch.testing.assert_close(trunk.params()[name].double(), total, rtol=1e-5, atol=1e-7)

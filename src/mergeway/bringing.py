@@ -41,7 +41,7 @@ def equip(rule: Rule, base: Base, arrival: Arrival, moments: Any = None, data: D
 
 
 def _from_moments(rule: Rule, base: Base, moments: Any) -> Callable[[], Mapping[str, Tensor]]:
-    opened = Moments(moments, base.merged_infos, base.tied)
+    opened = Moments(moments, base.merged_infos, base.tied, base.is_head)
     if not getattr(rule, "debias", False):
         return lambda: opened
     if isinstance(moments, Mapping):

@@ -45,8 +45,11 @@ class Base:
     @cached_property
     def merged_infos(self) -> dict[str, TensorInfo]:
         """The tensors that are merged; the others are buffers, or heads of single tasks, and come from the base."""
-        own = re.compile(self.heads).search if self.heads else lambda _: None
-        return {name: info for name, info in self.checkpoint.infos.items() if info.merges and not own(name)}
+        return {name: info for name, info in self.checkpoint.infos.items() if info.merges and not self.is_head(name)}
+
+    def is_head(self, name: str) -> bool:
+        """Whether each task keeps a tensor of that name for itself."""
+        return self.heads is not None and re.search(self.heads, name) is not None
 
     @property
     def size(self) -> int:

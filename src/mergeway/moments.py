@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,22 +19,29 @@ FILE = "moments.safetensors"
 
 
 class Moments(Mapping[str, Tensor]):
-    """v by parameter name, read from the disk one tensor at a time; tied names share what one of them has."""
+    """v by parameter name, read from the disk one tensor at a time; tied names share what one of them has.
+
+    Those of a head are passed over: the optimiser knew it, but each task keeps its own.
+    """
 
     def __init__(
-        self, source: str | Path | Mapping[str, Tensor], base: Mapping[str, TensorInfo], tied: Mapping[str, str]
+        self,
+        source: str | Path | Mapping[str, Tensor],
+        base: Mapping[str, TensorInfo],
+        tied: Mapping[str, str],
+        is_head: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._file: Checkpoint = (
             InMemory(source, "moments")
             if isinstance(source, Mapping)
             else SafetensorsFiles(str(source), [Path(source)])
         )
-        self._stored = {name: name for name in self._file.infos}
+        self._stored = {name: name for name in self._file.infos if not is_head(name)}
         for alias, name in tied.items():
             for missing, found in ((alias, name), (name, alias)):
                 if found in self._file.infos and missing not in self._file.infos and missing in base:
                     self._stored[missing] = found
-        _check(self._file, base)
+        _check(self._file, [name for name in self._file.infos if name in self._stored], base)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._file.read(self._stored[name])
@@ -46,12 +53,13 @@ class Moments(Mapping[str, Tensor]):
         return len(self._stored)
 
 
-def _check(file: Checkpoint, base: Mapping[str, TensorInfo]) -> None:
+def _check(file: Checkpoint, names: Sequence[str], base: Mapping[str, TensorInfo]) -> None:
     """Refuse moments of another model, or values that no average of squares can have."""
     path = file.source
-    if not file.infos:
+    if not names:
         raise CheckpointError(f"{path}: holds no moments")
-    for name, info in file.infos.items():
+    for name in names:
+        info = file.infos[name]
         if name not in base:
             raise CheckpointError(
                 f"{path}: moments of '{name}', which the base does not have; {suggest(name, base)[:200]}"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mergeway.checkpoint.pickled import load_weights_only
 from mergeway.checkpoint.source import read_json
 from mergeway.errors import CheckpointError, OptionError
+from mergeway.naming import names_of
 
 # What a Trainer leaves without weight decay, by name: as it does now, and as it did before norms had names of their own.
 _NO_DECAY = (
@@ -44,13 +45,16 @@ def read_optimiser(path: Path, model: Path | None = None, only: str | None = Non
         names = {i: n for g, ns in zip(groups, named, strict=True) for i, n in zip(g, ns, strict=True)}
     else:
         names = _match(file, groups, held, _parameters(home, only), home)
+    module = names_of(home)
     moments, step = {}, None
     for number, row in held.items():
         if "exp_avg_sq" not in row:
             raise CheckpointError(
                 f"{file}: parameter {number} has {', '.join(map(str, row)) or 'nothing'} and no exp_avg_sq; only Adam's kind keeps second moments"
             )
-        moments[names[number]] = row["exp_avg_sq"].float()
+        # A checkpoint may store a tensor under another name than the module, which the optimiser knew.
+        name = module.stored(names[number]) if module else names[number]
+        moments[name] = row["exp_avg_sq"].float()
         step = int(row["step"]) if "step" in row else step
     betas = state["param_groups"][0].get("betas")
     return Captured(moments, step, float(betas[1]) if betas else None)
