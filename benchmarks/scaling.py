@@ -2,7 +2,8 @@
 
 Measured is the second fold into a trunk of ViT classifiers: bytes written, peak of private memory, CPU seconds. Memory is
 compared by its growth from the smallest model to the largest, so that what an import takes does not count; CPU seconds of
-the largest are compared with what the work in the two smaller ones foretells. At the end `ode` on several ranks.
+the largest, and of a model of half its depth and twice its width, are compared with what the work in the two smaller ones
+foretells. At the end `ode` on several ranks.
 
     python benchmarks/scaling.py [--data DIR] [--rules a,b] [--ranks 1,2,4]
 """
@@ -26,6 +27,7 @@ from mergeway.params import is_linear
 from mergeway.rules import RULES
 
 SIZES = ((384, 4), (384, 8), (384, 16))  # width and depth
+WIDER = (768, 4)
 SAMPLES, CLASSES = 16, 4
 FEW_STEPS = {"dop": {"steps": 4}, "ode": {"step": 0.25}, "steer": {"steps": 4}}
 
@@ -47,10 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     with data_directory(chosen.data) as data:
         streams = [write_stream(data / f"vit-{width}x{depth}", width, depth) for width, depth in SIZES]
-        print("| rule | written, and by formula | memory, bytes a parameter | by formula | CPU | foretold |")
-        print("|---|---|---|---|---|---|", flush=True)
+        wider = write_stream(data / f"vit-{WIDER[0]}x{WIDER[1]}", *WIDER)
+        print(
+            "| rule | written, and by formula | memory, bytes a parameter | by formula | CPU | foretold | wider | foretold |"
+        )
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         for rule in chosen.rules.split(","):
-            print(row(rule, [measure(rule, stream, data) for stream in streams]), flush=True)
+            found = [measure(rule, stream, data) for stream in (*streams, wider)]
+            print(row(rule, found[:3], found[3]), flush=True)
         counts = [int(n) for n in chosen.ranks.split(",") if n]
         if counts:
             print(
@@ -96,7 +102,7 @@ def _linear(shapes: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [s for n, s in shapes.items() if is_linear(n, s)]
 
 
-def row(rule: str, found: list[Measured]) -> str:
+def row(rule: str, found: list[Measured], wider: Measured) -> str:
     first, middle, last = found
     formula = [snapshot(rule, m.shapes) for m in found]
     written = ", ".join(f"{m.written / 1e6:.1f} ({f / 1e6:.1f})" for m, f in zip(found, formula, strict=True))
@@ -105,7 +111,8 @@ def row(rule: str, found: list[Measured]) -> str:
     done = [work(rule, m.shapes) for m in found]
     rate = (middle.cpu - first.cpu) / (done[1] - done[0])
     cpu = ", ".join(f"{m.cpu:.1f}" for m in found)
-    return f"| `{rule}` | {written} MB | {grown:.1f} | {rise:.1f} | {cpu} s | {middle.cpu + rate * (done[2] - done[1]):.1f} s |"
+    deep, wide = (middle.cpu + rate * (there - done[1]) for there in (done[2], work(rule, wider.shapes)))
+    return f"| `{rule}` | {written} MB | {grown:.1f} | {rise:.1f} | {cpu} s | {deep:.1f} s | {wider.cpu:.1f} s | {wide:.1f} s |"
 
 
 # --- the measurements -------------------------------------------------------------------------------------------------
