@@ -11,6 +11,7 @@ from torch import Tensor
 from mergeway.calibration import Samples
 from mergeway.compute import carry_back, compute_of, placed
 from mergeway.errors import OptionError
+from mergeway.heap import map_large_blocks
 from mergeway.hollow import local_part, shard_model
 from mergeway.naming import Names
 from mergeway.objective import Objective, targets
@@ -41,6 +42,7 @@ class ShardedObjective:
         self._objective, self._model = _checked(objective)
         self._names = Names(self._model)
         self.tasks, self.shares = objective.tasks, objective.shares
+        map_large_blocks()  # or the holes that gathered layers leave would come to as much as the model
 
     def __call__(self, params: Mapping[str, Tensor]) -> Tensor:
         losses = self.task_losses(params).values()
