@@ -19,6 +19,7 @@ from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
 from mergeway.progress import SILENT, Progress
+from mergeway.rules import RULES
 from mergeway.suite import Suite, load_suite
 
 
@@ -158,6 +159,9 @@ def _work(
 
         return one
 
+    if jobs > 1 or engine == "ray":
+        # Whoever asks data takes longest, and a long stream begun last would be waited for by all others.
+        todo = sorted(todo, key=lambda cell: not RULES[cell.rule].needs)
     if engine == "ray":
         from mergeway.bench.cluster import ray_cells
 
