@@ -16,10 +16,10 @@ from mergeway.suite import load_suite
 from mergeway.suites import embedded
 
 SUITE = "digits"
-# An eighth of the default calibration samples and a fifth of the test examples: the demo is watched, not waited for.
-SAMPLES, TESTS = 128, 80
+# An eighth of the default calibration samples and a seventh of the test examples: the demo is watched, not waited for.
+SAMPLES, TESTS = 128, 60
 JOBS = 2
-_SHORTER = {"dop": "dop:steps=20"}  # its 200 steps on every matrix would take longer than all the others together
+_SHORTER = {"dop": "dop:steps=10"}  # its 200 steps on every matrix would take longer than all the others together
 _QUICK = ("average", "opcm", "iso", "ode", "steer")
 
 
