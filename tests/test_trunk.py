@@ -359,7 +359,7 @@ def test_a_snapshot_dropped_while_it_is_verified(stream, tmp_path, moment):
     class Dropping(Progress):
         seen = 0
 
-        def begin(self, what: str, total: int) -> None:
+        def begin(self, what: str, total: int | None, unit: str) -> None:
             if self.seen == moment and old.exists():
                 shutil.rmtree(old)
             self.seen += 1

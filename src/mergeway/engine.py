@@ -113,7 +113,7 @@ def prepare_arrival(
 
 
 def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress) -> Inspection:
-    progress.begin(f"checking {checkpoint.source}", sum(i.nbytes for i in checkpoint.infos.values()))
+    progress.begin(f"checking {checkpoint.source}", sum(i.nbytes for i in checkpoint.infos.values()), "bytes")
     return inspect_checkpoint(checkpoint, pool, progress.advance)
 
 
@@ -202,7 +202,7 @@ class Pass:
         target = {n: own(arrival.read(n)).to(wide(i.dtype)) for n, i in infos.items()}
         if not deploy and (kept := self.rule.remember(at, start, held, target)) is not None:
             return at, Whole(kept, {})
-        self.progress.begin("merging", 0)
+        self.progress.begin("merging", None, "passes")
         whole = self.rule.merge(at, start, held, target, objective)
         return at.settled(whole.facts), whole
 
@@ -291,7 +291,7 @@ class Pass:
 
     def _each(self, what: str, job: Any) -> list[Any]:
         infos = self.base.merged_infos
-        self.progress.begin(what, sum(info.nbytes for info in infos.values()))
+        self.progress.begin(what, sum(info.nbytes for info in infos.values()), "bytes")
         tidy = Tidy()
 
         def one(name: str) -> Any:

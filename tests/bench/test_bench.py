@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import mergeway as mw
 from mergeway.bench import bench, stream
 from mergeway.bench.protocol import orders, plan, utilities
 from mergeway.errors import OptionError
+from mergeway.progress import Progress
 from mergeway.rules import RULES as ALL_RULES
 
 RULES = ["average", "iso:scaling=0.5", "ode:step=0.25"]
@@ -190,6 +192,43 @@ def test_two_processes_are_the_same_bytes(run, suite, call, tmp_path):
         assert {k: v for k, v in ours.items() if k not in volatile} == {
             k: v for k, v in theirs.items() if k not in volatile
         }
+
+
+class Counting(Progress):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.total, self.unit, self.advanced = None, "", []
+
+    def begin(self, what: str, total: int | None, unit: str) -> None:
+        self.total, self.unit, self.advanced = total, unit, []
+
+    def advance(self, done: int) -> None:
+        self.advanced.append(done)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_goes_on_with_every_fold(suite, jobs):
+    heard = Counting()
+    bench(suite.path, ["average"], orders=2, jobs=jobs, progress=heard)
+    assert (heard.total, heard.unit) == (6, "folds")
+    assert heard.advanced == [0, *[1] * 6]
+
+
+def test_a_worker_that_dies_is_told_in_one_line(suite, tmp_path):
+    """What was finished is kept, and the run goes on from there to the same bytes."""
+
+    class Killing(Counting):
+        def advance(self, done: int) -> None:
+            super().advance(done)
+            if self.unit == "folds" and sum(self.advanced) == 1:
+                multiprocessing.active_children()[0].kill()
+
+    bench(suite.path, ["average"], orders=40, out=tmp_path / "whole")
+    with pytest.raises(OptionError, match=r"--jobs 2: a worker process was killed.*--resume"):
+        bench(suite.path, ["average"], orders=40, jobs=2, out=tmp_path / "run", progress=Killing())
+    bench(suite.path, ["average"], orders=40, jobs=2, out=tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
 # Folds are told on stdout, so that a kill falls between two of them; every fold is kept, however quick it was.

@@ -10,13 +10,14 @@ from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, run_cell
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
+from mergeway.progress import Progress
 from mergeway.suite import load_suite
 
 RETRIES = 4  # how often a stream is begun again when the worker or the node it ran on is gone
 
 
 def ray_cells(
-    path: Path, tests: int | None, compute: Compute, todo: Sequence[Cell], jobs: int
+    path: Path, tests: int | None, compute: Compute, todo: Sequence[Cell], jobs: int, progress: Progress
 ) -> Iterator[tuple[Cell, list[FoldResult]]]:
     """Every stream as it is finished; the suite's directory has to be seen by all nodes under the same path."""
     ray = _connected(jobs)
@@ -34,6 +35,7 @@ def ray_cells(
                 raise OptionError(
                     f"--engine ray: a stream was lost {RETRIES + 1} times ({' '.join(str(problem).split())[:160]}); look at the cluster, then go on with --resume"
                 ) from None
+            progress.advance(len(folds))
             yield waiting.pop(reference), folds
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 from mergeway import __version__
 from mergeway.bench.files import RunFiles
 from mergeway.bench.protocol import Cell, plan
-from mergeway.bench.stream import FoldResult, Underway, matrix_of, run_cell
+from mergeway.bench.stream import FoldResult, matrix_of, run_cell
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
 from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
@@ -132,12 +130,12 @@ def bench(
     store = RunFiles(out, description, resume) if out else None
     streams = store.read() if store else {}
     kept = store.ends() if store else None
-    ends = kept or ends or end_accuracies(suite)
+    ends = kept or ends or end_accuracies(suite, progress)
     if store and kept is None:
         store.write_ends(ends)
     run = Run(suite.name, description, ends["base"], ends["experts"], streams, cells)
     todo = [c for c in cells if len(streams.get(c.key, ())) < len(c.order)]
-    progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells))
+    progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells), "folds")
     progress.advance(sum(len(streams.get(c.key, ())) for c in cells))
     for cell, folds in _work(suite, todo, jobs, engine, progress, store):
         run.streams[cell.key] = folds
@@ -151,64 +149,38 @@ def bench(
 def _work(
     suite: Suite, todo: Sequence[Cell], jobs: int, engine: str, progress: Progress, store: RunFiles | None
 ) -> Iterable[tuple[Cell, list[FoldResult]]]:
-    def keep(cell: Cell) -> Callable[[FoldResult], None]:
-        def one(fold: FoldResult) -> None:
-            progress.advance(1)
-            if store:
-                store.append(cell, fold)
-
-        return one
-
+    """Every stream as it is finished, its folds noted in the run's files."""
     if jobs > 1 or engine == "ray":
         # Whoever asks data takes longest, and a long stream begun last would be waited for by all others.
         todo = sorted(todo, key=lambda cell: not RULES[cell.rule].needs)
+    where = suite.path, suite.tests, suite.compute
     if engine == "ray":
         from mergeway.bench.cluster import ray_cells
 
-        for cell, folds in ray_cells(suite.path, suite.tests, suite.compute, todo, jobs):
-            for fold in folds:
-                keep(cell)(fold)
-            yield cell, folds
-        return
-    if jobs == 1:
+        finished = ray_cells(*where, todo, jobs, progress)
+    elif jobs > 1:
+        from mergeway.bench.processes import process_cells
+
+        kept = [(cell, store and store.underway(cell)) for cell in todo]
+        finished = process_cells(*where, kept, jobs, progress)
+    else:
         for cell in todo:
-            note, folds = keep(cell), []
+            folds = []
             for fold in run_cell(suite, cell, store and store.underway(cell)):
-                note(fold)
+                progress.advance(1)
+                if store:
+                    store.append(cell, fold)
                 folds.append(fold)
             yield cell, folds
         return
-    # A forked copy of a process that has used torch's threads may hang in its first operation.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs, spawn, initializer=_start_worker, initargs=(suite.path, suite.tests, suite.compute)
-    ) as pool:
-        futures = {pool.submit(_run_in_worker, cell, store and store.underway(cell)): cell for cell in todo}
-        for future in as_completed(futures):
-            cell, folds = futures[future], future.result()
+    for cell, folds in finished:
+        if store:
             for fold in folds:
-                keep(cell)(fold)
-            yield cell, folds
+                store.append(cell, fold)
+        yield cell, folds
 
 
-_worker_suite: Suite | None = None
-
-
-def _start_worker(path: Path, tests: int | None, compute: Compute) -> None:
-    """Each process loads the suite once and runs torch on one thread."""
-    global _worker_suite
-    import torch
-
-    torch.set_num_threads(1)
-    _worker_suite = load_suite(path, tests, compute)
-
-
-def _run_in_worker(cell: Cell, underway: Underway | None) -> list[FoldResult]:
-    assert _worker_suite is not None
-    return list(run_cell(_worker_suite, cell, underway))
-
-
-def end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
+def end_accuracies(suite: Suite, progress: Progress = SILENT) -> dict[str, dict[str, float]]:
     """What the base and each task's own expert reach."""
     from mergeway.checkpoint import open_checkpoint
 
@@ -217,7 +189,10 @@ def end_accuracies(suite: Suite) -> dict[str, dict[str, float]]:
         return {name: checkpoint.read(name) for name in checkpoint.infos}
 
     base = tensors(suite.base)
-    return {
-        "base": {t.name: suite.accuracy(base, t.name) for t in suite.tasks},
-        "experts": {t.name: suite.accuracy(tensors(t.expert), t.name) for t in suite.tasks},
-    }
+    ends: dict[str, dict[str, float]] = {"base": {}, "experts": {}}
+    progress.begin("judging base and experts", len(suite.tasks), "tasks")
+    for task in suite.tasks:
+        ends["base"][task.name] = suite.accuracy(base, task.name)
+        ends["experts"][task.name] = suite.accuracy(tensors(task.expert), task.name)
+        progress.advance(1)
+    return ends

@@ -85,7 +85,7 @@ def write_adapter(
         infos[_key(module[name], "B")] = TensorInfo((rows, rank), dtype)
     with staged_directory(out, force) as stage:
         writer = FileWriter(stage / "adapter_model.safetensors", infos)
-        progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen))
+        progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen), "bytes")
 
         def job(name: str) -> LayerEnergy:
             update = _update(name, model, base)

@@ -31,7 +31,7 @@ def write_model(
     infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in model.infos.items()}
     with staged_directory(out, force) as stage:
         writer = ModelWriter(stage, infos, shard_size)
-        progress.begin("exporting", sum(i.nbytes for i in infos.values()))
+        progress.begin("exporting", sum(i.nbytes for i in infos.values()), "bytes")
         for name, info in infos.items():
             tensor = model.read(name).reshape(-1)
             for start in range(0, info.numel, BLOCK):

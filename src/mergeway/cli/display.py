@@ -53,9 +53,11 @@ class _Done(DownloadColumn):
     """How much is done: bytes as people write them, anything else as a plain count."""
 
     def render(self, task: Task) -> Text:
-        unit = task.fields.get("unit", "bytes")
-        if unit == "bytes" or task.total is None:
+        unit = task.fields["unit"]
+        if unit == "bytes":
             return super().render(task)
+        if task.total is None:
+            return Text("")
         return Text(f"{task.completed:.0f}/{task.total:.0f} {unit}")
 
 
@@ -64,9 +66,9 @@ class _Bar(Progress):
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None, unit="bytes")
+        self._task = bar.add_task("", total=None, unit="")
 
-    def begin(self, what: str, total: int, unit: str = "bytes") -> None:
+    def begin(self, what: str, total: int | None, unit: str) -> None:
         self._bar.reset(self._task, description=what, total=total, unit=unit)
 
     def describe(self, what: str) -> None:

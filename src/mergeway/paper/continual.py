@@ -27,7 +27,7 @@ def _kept(study: Study, order: tuple[str, ...], seed: int) -> list[list[float]]:
 
     def tune() -> list[list[float]]:
         params, rows = None, []
-        study.progress.begin(f"tuning order {seed + 1} of {study.orders}", len(order))
+        study.progress.begin(f"tuning order {seed + 1} of {study.orders}", len(order), "tasks")
         for k, task in enumerate(order, 1):
             params = finetune(study.suite, task, None, training, start=params).params
             rows.append(study.suite.accuracies(params, order[:k], order[:k]))

@@ -56,7 +56,7 @@ def results(study: Study, pieces: Sequence[str]) -> dict[str, list[Accuracies]]:
     wanted = [(piece, seed if piece != "zero-shot" else 0) for seed in range(study.orders) for piece in pieces]
     missing = [one for one in dict.fromkeys(wanted) if not study.holds(_file(study, *one))]
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
-    study.progress.begin(f"training {len(missing)} streams", len(missing))
+    study.progress.begin(f"training {len(missing)} streams", len(missing), "streams")
     for (piece, seed), made in _trained(study, tasks, missing):
         study.kept(_file(study, piece, seed), protocol(study, seed), made)
         study.progress.advance(1)

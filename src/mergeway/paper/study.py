@@ -81,7 +81,7 @@ class Study:
     @cached_property
     def ends(self) -> dict[str, dict[str, float]]:
         """What the base and the experts reach on each task."""
-        return self.kept("ends", {}, lambda: end_accuracies(self.suite))
+        return self.kept("ends", {}, lambda: end_accuracies(self.suite, self.progress))
 
     def run(
         self, rules: Sequence[str], length: int | None = None, utilities: str = "uniform", samples: int | None = None

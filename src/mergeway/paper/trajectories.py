@@ -103,7 +103,7 @@ def _accuracies_by_time(study: Study, length: int, number: int) -> list[list[flo
     order = list(orders([t.name for t in suite.tasks[:length]], number + 1)[number])
     objective = suite.objective(order, size=study.samples, seed=number)
     steps = fold_steps(suite.base, [suite.task(n).expert for n in order], rule, None, objective)
-    study.progress.begin(f"judging operating times, {length} tasks, order {number + 1}", length - 1)
+    study.progress.begin(f"judging operating times, {length} tasks, order {number + 1}", length - 1, "merges")
     rows = []
     for k, (task, before) in enumerate(zip(order[1:], steps, strict=False), 2):
         target = open_checkpoint(suite.task(task).expert)

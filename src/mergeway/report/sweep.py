@@ -38,7 +38,7 @@ def record_sweep(
     start = {n: before.params[n].float() for n, info in target.infos.items() if info.merges}
     times = [i / (points - 1) for i in range(points)]
     path = rule.path(start, {n: target.read(n).float() for n in start}, objective.seen(len(order), weights), 1.0, times)
-    progress.begin(f"judging {points} operating times", points * len(order))
+    progress.begin(f"judging {points} operating times", points * len(order), "accuracies")
     accuracies: dict[str, list[float]] = {name: [] for name in order}
     for time in times:
         params = path.at(time)

@@ -71,7 +71,7 @@ def _present(directory: Path) -> set[str]:
 def _file_problems(path: Path, expected: dict[str, str], pool: Executor, progress: Progress) -> list[str]:
     if not path.exists():
         return [f"{path}: is missing"]
-    progress.begin(f"verifying {path.name}", path.stat().st_size)
+    progress.begin(f"verifying {path.name}", path.stat().st_size, "bytes")
     if path.suffix != ".safetensors":
         return [] if hashlib.sha256(path.read_bytes()).hexdigest() == expected[""] else [f"{path}: was changed"]
     with open(path, "rb") as file:
