@@ -22,10 +22,13 @@ for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):
     os.environ.pop(_name, None)
 
 import pytest  # noqa: E402
+import tiny  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from shared import SHAPES, Tensors, draw_tensors, listing  # noqa: E402
+
+from mergeway.suite import Suite, load_suite  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -100,6 +103,18 @@ def stream(tmp_path: Path) -> Callable[..., Stream]:
         return Stream(folder / "base.safetensors", paths, base, arrivals)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite of pictures."""
+    return load_suite(tiny.vision_suite(tmp_path_factory.mktemp("vision")))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    """A suite of texts."""
+    return load_suite(tiny.text_suite(tmp_path_factory.mktemp("text")))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-import mergeway as mw
 from mergeway.data import base_settings, read_data, read_head
 from mergeway.errors import OptionError
 from mergeway.predictors import make_predictor
@@ -24,16 +23,6 @@ from mergeway.taskdata import arrival_data
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, tiny.SIDE, tiny.SIDE, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
-
-
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory):
-    return mw.load_suite(tiny.vision_suite(tmp_path_factory.mktemp("vision")))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return mw.load_suite(tiny.text_suite(tmp_path_factory.mktemp("text")))
 
 
 HEAD = torch.eye(tiny.CLASSES, tiny.WIDTH)

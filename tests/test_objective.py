@@ -148,16 +148,6 @@ def test_mistakes(make, said):
 # --- kinds of model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory):
-    return mw.load_suite(tiny.vision_suite(tmp_path_factory.mktemp("vision")))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return mw.load_suite(tiny.text_suite(tmp_path_factory.mktemp("text")))
-
-
 def test_clip_vision_is_the_model_with_its_head(vision):
     from transformers import CLIPVisionModelWithProjection
 

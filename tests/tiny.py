@@ -104,6 +104,24 @@ def text_suite(folder: Path, tasks: tuple[str, ...] = ("colour", "animal"), trai
     return _describe(folder, "text-encoder", rows, {"max_length": 8, "pooling": "mean"})
 
 
+def llama(tied: bool = False) -> torch.nn.Module:
+    """A causal language model with grouped attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            tie_word_embeddings=tied,
+        )
+    )
+
+
 def per_sample_fisher(suite, task: str, model: Path | None = None) -> dict[str, torch.Tensor]:
     """Mean squared gradient, one sample at a time, with the module's own parameters and nothing of ours but the data."""
     from transformers import CLIPVisionModelWithProjection

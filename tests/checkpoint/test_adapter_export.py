@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from shared import DATA_FREE
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import mergeway as mw
 from mergeway.checkpoint import open_checkpoint
@@ -18,16 +19,7 @@ def make_model(kind: str):
     torch.manual_seed(0)
     if kind == "gpt2":
         return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-        )
-    )
+    return tiny.llama()
 
 
 def moved(tensors: dict, seed: int, matrices_only: bool) -> dict:

@@ -7,30 +7,16 @@ import json
 import logging
 
 import pytest
+import tiny
 import torch
 from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from shared import Tensors
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import mergeway as mw
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
-
-
-def llama(tied: bool = False) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=tied,
-        )
-    )
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -82,7 +68,7 @@ LINEAR = ["q_proj", "v_proj", "down_proj"]
     ids=["plain", "all-linear", "rslora", "ranks", "alphas", "all-patterns", "embedding", "head", "one-layer"],
 )
 def test_equals_what_peft_merges(tmp_path, options):
-    model = llama()
+    model = tiny.llama()
     theirs = save_adapter(model, LoraConfig(**{"r": 4, "lora_alpha": 8, **options}), tmp_path)
     ours = mw.merge(tmp_path / "base", [tmp_path / "adapter"], "average")
     assert_close(ours, theirs, model.state_dict())
@@ -99,7 +85,7 @@ def test_fan_in_fan_out(tmp_path):
 @pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`")
 def test_adapter_on_a_tied_embedding_moves_both_names(tmp_path):
     """The base stores the tied tensor twice; peft's merge moves the one parameter behind both names."""
-    model = llama(tied=True)
+    model = tiny.llama(tied=True)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["embed_tokens", "q_proj"])
     theirs = save_adapter(model, config, tmp_path)
     both = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -112,7 +98,7 @@ def test_adapter_on_a_tied_embedding_moves_both_names(tmp_path):
 
 def test_head_model_adapter_on_a_bare_base(tmp_path):
     """The base without its head lacks the prefix that the adapter's names carry."""
-    model = llama()
+    model = tiny.llama()
     theirs = save_adapter(model, LoraConfig(r=4, target_modules=["q_proj"]), tmp_path)
     model.model.save_pretrained(tmp_path / "bare")
     ours = mw.merge(tmp_path / "bare", [tmp_path / "adapter"], "average")
@@ -120,7 +106,7 @@ def test_head_model_adapter_on_a_bare_base(tmp_path):
 
 
 def test_adapter_and_full_checkpoint_in_one_stream(tmp_path):
-    model = llama()
+    model = tiny.llama()
     merged = save_adapter(model, LoraConfig(r=4, target_modules=["q_proj"]), tmp_path)
     save_file({n: t.clone() for n, t in merged.items()}, tmp_path / "full.safetensors")
     ours = mw.merge(tmp_path / "base", [tmp_path / "adapter", tmp_path / "full.safetensors"], "average")
@@ -128,7 +114,7 @@ def test_adapter_and_full_checkpoint_in_one_stream(tmp_path):
 
 
 def test_half_precision_adapter_is_added_in_float32(tmp_path):
-    model = llama().to(torch.bfloat16)
+    model = tiny.llama().to(torch.bfloat16)
     save_adapter(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]), tmp_path)
     name = "model.layers.0.self_attn.q_proj.weight"
     factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -159,21 +145,21 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_not_a_plain_sum_is_refused(tmp_path, call, kind):
     config, word = REFUSED[kind]
-    save_adapter(llama(), config, tmp_path, merge=False)
+    save_adapter(tiny.llama(), config, tmp_path, merge=False)
     line = call("merge", tmp_path / "base", tmp_path / "adapter", "--out", tmp_path / "out").mistake()
     assert word in line
     assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_cannot_be_a_base(tmp_path, call):
-    save_adapter(llama(), LoraConfig(r=4, target_modules=["q_proj"]), tmp_path)
+    save_adapter(tiny.llama(), LoraConfig(r=4, target_modules=["q_proj"]), tmp_path)
     line = call("merge", tmp_path / "adapter", tmp_path / "adapter", "--out", tmp_path / "out").mistake()
     assert "adapter cannot be a base" in line
 
 
 def test_trunk_folds_adapters_and_knows_them_again(tmp_path, call):
     """Two adapters with the same tensors but another alpha are two arrivals; the same one twice is refused."""
-    save_adapter(llama(), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]), tmp_path)
+    save_adapter(tiny.llama(), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]), tmp_path)
     call("init", tmp_path / "trunk", "--base", tmp_path / "base", "--rule", "average").ok()
     first = call("add", tmp_path / "trunk", tmp_path / "adapter", "--task", "a", "--json").json()
     assert "same weights" in call("add", tmp_path / "trunk", tmp_path / "adapter", "--task", "b").mistake()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mergeway.calibration import MASKED, Samples, check_samples
+from mergeway.data.lines import read_lines
 from mergeway.errors import OptionError
 
 # Token ids of a document, and for each whether it is to be predicted.
@@ -17,13 +18,9 @@ Document = tuple[list[int], list[bool]]
 
 def read_documents(path: Path, task: str, predictor: Any) -> Samples:
     """The blocks of a JSON lines file; each line has `text`, or `prompt` and `completion`, or `messages`."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise OptionError(f"{path}: cannot be read ({problem.strerror})") from None
-    except UnicodeDecodeError as problem:
-        raise OptionError(f"{path}: is not UTF-8 text (byte {problem.start})") from None
-    documents = [_document(f"{path}, line {k}", line, predictor.tokenizer) for k, line in enumerate(lines, 1) if line]
+    documents = [
+        _document(f"{path}, line {k}", line, predictor.tokenizer) for k, line in enumerate(read_lines(path), 1) if line
+    ]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
     made = pack(documents, predictor.max_length, predictor.tokenizer.eos_token_id, task)

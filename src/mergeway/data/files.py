@@ -14,6 +14,7 @@ from torch import Tensor
 from mergeway.calibration import Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
+from mergeway.data.lines import read_lines
 from mergeway.data.pictures import PICTURES, decode
 from mergeway.errors import OptionError
 from mergeway.predictors import ClipVision, TextEncoder
@@ -99,14 +100,8 @@ def read_npz(path: Path, split: str, task: str, head: Tensor, predictor: ClipVis
 
 def read_jsonl(path: Path, task: str, head: Tensor, predictor: TextEncoder) -> Samples:
     """Texts and labels, one JSON object a line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise OptionError(f"{path}: cannot be read ({problem.strerror})") from None
-    except UnicodeDecodeError as problem:
-        raise OptionError(f"{path}: is not UTF-8 text (byte {problem.start})") from None
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         try:
             row = json.loads(line)
             if type(row["label"]) is not int:
