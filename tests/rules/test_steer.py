@@ -55,25 +55,38 @@ def best_scale(value) -> float:
     return 1.6**j
 
 
-def steer_by_hand(base, deltas, weights, numpy_loss, steps, rate, shrink):
+def steer_by_hand(base, deltas, weights, numpy_loss, steps, rate, shrink, carry):
+    """The deployed update after the last arrival."""
+    taught = {n: np.zeros_like(b) for n, b in base.items()}
+    for k in range(2, len(deltas) + 1):
+        ground = {n: base[n] + carry * taught[n] for n in base}
+        merged, flat = one_merge(ground, deltas[:k], weights[:k], numpy_loss, steps, rate, shrink)
+        # What the samples taught is all that the deployed update has beyond the flat one it started with.
+        taught = {n: merged[n] - base[n] - flat[n] for n in base}
+    return {n: merged[n] - base[n] for n in base}
+
+
+def one_merge(ground, deltas, weights, numpy_loss, steps, rate, shrink):
+    """The deployed model, and the flat update that it started with."""
     k = len(deltas)
-    mean = {n: sum(w * d[n] for w, d in zip(weights, deltas, strict=True)) / sum(weights) for n in base}
+    mean = {n: sum(w * d[n] for w, d in zip(weights, deltas, strict=True)) / sum(weights) for n in ground}
     factors = {}
     for name, m in mean.items():
         if name in LINEAR:
             u, sigma, vt = np.linalg.svd(k * m, full_matrices=False)
             factors[name] = (sigma.mean() * u, vt)
 
+    def update(gains):
+        return {n: (factors[n][0] * gains[n]) @ factors[n][1] if n in factors else gains[n] * mean[n] for n in ground}
+
     def model(gains):
-        return {
-            n: base[n] + ((factors[n][0] * gains[n]) @ factors[n][1] if n in factors else gains[n] * mean[n])
-            for n in base
-        }
+        return {n: ground[n] + u for n, u in update(gains).items()}
 
     def common(c):
-        return {n: np.full(len(factors[n][1]) if n in factors else 1, c) for n in base}
+        return {n: np.full(len(factors[n][1]) if n in factors else 1, c) for n in ground}
 
     gains = common(shrink * best_scale(lambda c: numpy_loss(model(common(c)))[0]))
+    flat = update(gains)
     first, second = ({n: np.zeros_like(g) for n, g in gains.items()} for _ in range(2))
     for t in range(1, steps + 1):
         _, grads = numpy_loss(model(gains))
@@ -87,23 +100,28 @@ def steer_by_hand(base, deltas, weights, numpy_loss, steps, rate, shrink):
             second[name] = 0.999 * second[name] + 0.001 * slope**2
             corrected = first[name] / (1 - 0.9**t), second[name] / (1 - 0.999**t)
             gains[name] = gains[name] - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-12)
-    return {n: value - base[n] for n, value in model(gains).items()}
+    return model(gains), flat
 
 
 @pytest.mark.parametrize("weights", [UNIFORM, WEIGHTED], ids=["uniform", "weighted"])
-@pytest.mark.parametrize("options", [{}, {"steps": 3, "rate": 0.3, "shrink": 1.0}, {"steps": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps": 3, "rate": 0.3, "shrink": 1.0, "carry": 1.0}, {"steps": 4, "carry": 0.0}, {"steps": 0}],
+    ids=str,
+)
 def test_agrees_with_the_equations(weights, options):
     s = make_stream(11, dtype=torch.float64)
     torch_loss, numpy_loss = loss_of(s.arrivals, weights)
     merged = mw.merge(s.base, s.arrivals, "steer", weights, torch_loss, **options)
-    settings = {"steps": 15, "rate": 0.1, "shrink": 0.78} | options
+    settings = {"steps": 15, "rate": 0.1, "shrink": 0.78, "carry": 0.5} | options
     base = {n: t.numpy() for n, t in s.base.items()}
     expected = steer_by_hand(base, s.deltas, weights, numpy_loss, **settings)
     assert relative_error(updates_of(s.base, merged), expected) < 1e-6
 
 
-def test_takes_as_many_gradients_as_it_says():
-    """Fifteen a merge; a stream in one go merges at its end only, which gives the same bits."""
+@pytest.mark.parametrize(("carry", "merges"), [(0.5, 2), (0.0, 1)])
+def test_takes_as_many_gradients_as_it_says(carry, merges):
+    """Fifteen a merge; where nothing is carried on, a stream in one go merges at its end only, which gives the same bits."""
     s = make_stream(12, count=3)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
     backward = 0
@@ -114,10 +132,11 @@ def test_takes_as_many_gradients_as_it_says():
         backward += value.requires_grad
         return value
 
-    *_, last = fold_steps(s.base, s.arrivals, "steer", objective=counting)
+    rule = mw.rules.Steer(carry=carry)
+    *_, last = fold_steps(s.base, s.arrivals, rule, objective=counting)
     assert backward == 15 * 2
-    whole = mw.merge(s.base, s.arrivals, "steer", objective=counting)
-    assert backward == 15 * 3
+    whole = mw.merge(s.base, s.arrivals, rule, objective=counting)
+    assert backward == 15 * (2 + merges)
     assert all(torch.equal(whole[n], last.params[n]) for n in whole)
 
 

@@ -18,17 +18,18 @@ from mergeway.rules.rule import Rule
 
 @dataclass(frozen=True)
 class Steer(Rule):
-    """Ψ_k = ψ_0 + σ̄·U diag(c) Vᵀ for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k, ψ_0 + c·S/k for other tensors; Ψ_1 = ψ_1.
+    """Ψ_k = ψ_0 + R_{k-1} + σ̄·U diag(c) Vᵀ for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k; Ψ_1 = ψ_1.
 
-    All gains c start at `shrink`·c*, c* = argmin L over one common gain: experts have seen data like the calibration samples,
-    so the loss asks for more than generalises. `steps` of Adam on the gains, each `rate` long, follow; with fewer than 1024
-    samples n they are n/1024 as long.
+    Other tensors have S/k for their one direction. All gains c start at c_0 = `shrink`·c*, c* = argmin L over one common gain:
+    experts have seen data like the calibration samples, so the loss asks for more than generalises. `steps` of Adam on the
+    gains, each `rate` long, follow; with fewer than 1024 samples n they are n/1024 as long. What they taught is carried on:
+    R_k = `carry`·(R_{k-1} + σ̄·U diag(c - c_0) Vᵀ), R_1 = 0.
     """
 
     name = "steer"
     title = "flat-spectrum sum with calibrated gains"
     paper = "mergeway's own; grown from ODE-M and Iso-C"
-    slots = ("sum",)
+    slots = ("sum", "carried")
     needs = frozenset({"calibration"})
     whole = True
     matrices = True
@@ -36,27 +37,37 @@ class Steer(Rule):
     steps: int = 15
     rate: float = 0.1
     shrink: float = 0.78
+    carry: float = 0.5
     linear: str | None = None
 
     def __post_init__(self) -> None:
         check_range(self, "steps", 0, float("inf"))
         check_range(self, "rate", 0.0, float("inf"))
         check_range(self, "shrink", 0.0, float("inf"))
+        check_range(self, "carry", 0.0, 1.0)
 
     def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
-        kept = self.remember(at, base, memory, arrival)
+        kept = self._added(at, base, memory, arrival)
         if at.step == 1:
             return Whole(kept, arrival)
-        total = kept["sum"]
-        parts = {n: self._directions(n, s / at.mean_weight, at.step) for n, s in total.items() if bool(s.any())}
-        best, looks = line_search(lambda c: float(objective(_assemble(base, parts, _common(parts, c)))))
-        gains, losses = self._fit(base, parts, _common(parts, self.shrink * best), objective)
+        carried = kept["carried"]
+        parts = {n: self._directions(n, s / at.mean_weight, at.step) for n, s in kept["sum"].items() if bool(s.any())}
+        ground = {n: b + carried[n] if n in parts else b for n, b in base.items()}
+        best, looks = line_search(lambda c: float(objective(_assemble(ground, parts, _common(parts, c)))))
+        start = _common(parts, self.shrink * best)
+        gains, losses = self._fit(ground, parts, {n: g.clone() for n, g in start.items()}, objective)
         facts = {"gradients": self.steps, "forwards": looks, "best": best, "scale": self.shrink * best}
-        return Whole(kept, _assemble(base, parts, gains), facts, {"losses": losses})
+        taught = _assemble(carried, parts, {n: gains[n] - start[n] for n in parts})
+        kept["carried"] = {n: self.carry * t for n, t in taught.items()}
+        return Whole(kept, _assemble(ground, parts, gains), facts, {"losses": losses})
 
-    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params]:
-        held = memory.get("sum") or {n: torch.zeros_like(b) for n, b in base.items()}
-        return {"sum": {n: held[n] + at.weight * (arrival[n] - base[n]) for n in base}}
+    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params] | None:
+        return None if self.carry else self._added(at, base, memory, arrival)
+
+    def _added(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params]:
+        """The memory with the arrival in the sum."""
+        held, carried = (memory.get(slot) or {n: torch.zeros_like(b) for n, b in base.items()} for slot in self.slots)
+        return {"sum": {n: held[n] + at.weight * (arrival[n] - base[n]) for n in base}, "carried": carried}
 
     def _directions(self, name: str, s: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
         """σ̄U and Vᵀ of a matrix; any other tensor is one direction, S/k."""
