@@ -19,9 +19,11 @@ from safetensors.torch import load_file
 
 import mergeway as mw
 from mergeway.bench import bench, stream
+from mergeway.bench.processes import process_cells
 from mergeway.bench.protocol import orders, plan, utilities
+from mergeway.compute import Compute
 from mergeway.errors import OptionError
-from mergeway.progress import Progress
+from mergeway.progress import SILENT, Progress
 from mergeway.rules import RULES as ALL_RULES
 
 RULES = ["average", "iso:scaling=0.5", "ode:step=0.25"]
@@ -229,6 +231,22 @@ def test_a_worker_that_dies_is_told_in_one_line(suite, tmp_path):
         bench(suite.path, ["average"], orders=40, jobs=2, out=tmp_path / "run", progress=Killing())
     bench(suite.path, ["average"], orders=40, jobs=2, out=tmp_path / "run", resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+class Noted(stream.Underway):
+    """Leaves a directory behind for every stream that is begun."""
+
+    def read(self):
+        self.directory.mkdir()
+        return super().read()
+
+
+def test_a_mistake_in_one_stream_is_told_before_the_others_have_run(suite, tmp_path):
+    cells = [*plan(suite, ["steer"], [3], 1, "uniform", 2), *plan(suite, ["average"], [3], 200, "uniform", 12)]
+    todo = [(cell, Noted(tmp_path / cell.key)) for cell in cells]
+    with pytest.raises(OptionError, match="2 calibration samples for 3 tasks"):
+        list(process_cells(suite.path, None, Compute(), todo, 2, SILENT))
+    assert len(list(tmp_path.iterdir())) < 100
 
 
 # Folds are told on stdout, so that a kill falls between two of them; every fold is kept, however quick it was.

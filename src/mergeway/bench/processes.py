@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from mergeway.bench.protocol import Cell
@@ -30,8 +31,9 @@ def process_cells(
     """Every stream as it is finished, while progress goes on with every fold."""
     # A forked copy of a process that has used torch's threads may hang in its first operation.
     spawn = multiprocessing.get_context("spawn")
-    told = spawn.SimpleQueue()
-    with ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(path, tests, compute, told)) as pool:
+    told, enough = spawn.SimpleQueue(), spawn.Event()
+    pool = ProcessPoolExecutor(jobs, spawn, initializer=_start, initargs=(path, tests, compute, told, enough))
+    try:
         waiting = {pool.submit(_run_cell, cell, underway): cell for cell, underway in todo}
         while waiting:
             done, _ = wait(waiting, LISTEN, FIRST_COMPLETED)
@@ -39,26 +41,29 @@ def process_cells(
                 told.get()
                 progress.advance(1)
             for future in done:
-                try:
-                    folds = future.result()
-                except BrokenProcessPool:
-                    raise OptionError(
-                        f"--jobs {jobs}: a worker process was killed, perhaps for want of memory; try fewer jobs, and go on with --resume where there is an --out"
-                    ) from None
-                yield waiting.pop(future), folds
+                yield waiting.pop(future), future.result()
+    except BrokenProcessPool:
+        raise OptionError(
+            f"--jobs {jobs}: a worker process was killed, perhaps for want of memory; try fewer jobs, and go on with --resume where there is an --out"
+        ) from None
+    finally:
+        # After a mistake in one stream nobody waits for the others: what is under way ends with its fold.
+        enough.set()
+        pool.shutdown(cancel_futures=True)
 
 
 _suite: Suite
 _told: SimpleQueue[int]
+_enough: Event
 
 
-def _start(path: Path, tests: int | None, compute: Compute, told: SimpleQueue[int]) -> None:
+def _start(path: Path, tests: int | None, compute: Compute, told: SimpleQueue[int], enough: Event) -> None:
     """Each process loads the suite once and runs torch on one thread."""
-    global _suite, _told
+    global _suite, _told, _enough
     import torch
 
     torch.set_num_threads(1)
-    _suite, _told = load_suite(path, tests, compute), told
+    _suite, _told, _enough = load_suite(path, tests, compute), told, enough
 
 
 def _run_cell(cell: Cell, underway: Underway | None) -> list[FoldResult]:
@@ -66,4 +71,6 @@ def _run_cell(cell: Cell, underway: Underway | None) -> list[FoldResult]:
     for fold in run_cell(_suite, cell, underway):
         folds.append(fold)
         _told.put(fold.fold)
+        if _enough.is_set():
+            break
     return folds
