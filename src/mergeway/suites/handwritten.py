@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 
 from mergeway.suites.cache import cache_root, kept
-from mergeway.suites.digits import MNIST, SIDE, read_mnist, written_parts
 from mergeway.suites.embedded import embedded
 from mergeway.suites.split import Part, class_parts, task_row
+from mergeway.suites.written import MNIST, SIDE, read_mnist, written_parts
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
