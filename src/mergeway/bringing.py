@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from mergeway.calibration import Samples
-from mergeway.engine import Arrival, Base
 from mergeway.errors import OptionError
 from mergeway.evidence import fisher_diagonal, gram_matrices
 from mergeway.moments import Moments, correction, moments_beside
+from mergeway.preparing import Arrival, Base
 from mergeway.rules import Rule
 
 # The model as a function of parameters, and the labelled samples of the arrival's task.

@@ -9,10 +9,10 @@ from typing import Any
 
 from mergeway.calibration import draw
 from mergeway.compute import Compute
-from mergeway.engine import Base
 from mergeway.errors import OptionError
 from mergeway.heads import Head
 from mergeway.memory import CalibrationMemory
+from mergeway.preparing import Base
 from mergeway.taskdata import task_data
 
 

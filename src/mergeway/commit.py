@@ -12,12 +12,13 @@ from torch import Tensor
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles
 from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.writer import FileWriter
-from mergeway.engine import Arrival, Base, Pass, memory_infos, slot_name
+from mergeway.engine import Pass, memory_infos, slot_name
 from mergeway.heads import DESCRIPTION as HEADS
 from mergeway.heads import Head, write_heads
 from mergeway.memory import CalibrationMemory
 from mergeway.merging import seen_objective
 from mergeway.params import wide
+from mergeway.preparing import Arrival, Base
 from mergeway.ranks import team
 from mergeway.rules import Fold
 from mergeway.store import Journal, Record, Store

@@ -18,9 +18,10 @@ from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_
 from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.source import InMemory
 from mergeway.checkpoint.writer import DEFAULT_SHARD, DictSink, FileWriter, Sink
-from mergeway.engine import Arrival, Base, Pass, memory_infos, prepare_arrival, prepare_base, worker_pool
+from mergeway.engine import Pass, memory_infos
 from mergeway.errors import OptionError
 from mergeway.params import TensorInfo
+from mergeway.preparing import Arrival, Base, prepare_arrival, prepare_base, worker_pool
 from mergeway.progress import SILENT, Progress
 from mergeway.ranks import team
 from mergeway.rules import Fold, Rule, make

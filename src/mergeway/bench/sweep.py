@@ -7,8 +7,8 @@ from typing import Any
 
 from mergeway.calibration import DEFAULT_SIZE
 from mergeway.checkpoint import Checkpoint, open_checkpoint
-from mergeway.engine import prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import OptionError
+from mergeway.preparing import prepare_arrival, prepare_base, worker_pool
 from mergeway.rules import Ode, make
 from mergeway.suite import Suite
 

@@ -9,9 +9,9 @@ import torch
 
 from mergeway.bench.stream import matrix_of
 from mergeway.checkpoint import open_checkpoint
-from mergeway.engine import prepare_arrival, prepare_base, worker_pool
 from mergeway.paper import style
 from mergeway.paper.study import Study
+from mergeway.preparing import prepare_arrival, prepare_base, worker_pool
 
 
 def cosines(study: Study) -> np.ndarray:

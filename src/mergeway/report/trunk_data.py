@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, open_checkpoint
-from mergeway.engine import Arrival, Base, prepare_arrival, prepare_base, worker_pool
 from mergeway.errors import MergewayError
+from mergeway.preparing import Arrival, Base, prepare_arrival, prepare_base, worker_pool
 from mergeway.progress import SILENT, Progress
 from mergeway.store.journal import Folded, Record
 from mergeway.trunk import Trunk

@@ -8,10 +8,10 @@ from typing import Any
 from mergeway.calibration import DEFAULT_SIZE, Samples, draw
 from mergeway.checkpoint import Checkpoint
 from mergeway.compute import Compute
-from mergeway.engine import Arrival, Base
 from mergeway.errors import OptionError, TrunkError
 from mergeway.heads import Head
 from mergeway.models import make_model
+from mergeway.preparing import Arrival, Base
 from mergeway.store import Journal, Record
 from mergeway.store.journal import Folded, now
 from mergeway.taskdata import task_data

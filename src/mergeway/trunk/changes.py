@@ -14,11 +14,12 @@ from mergeway.calibrating import Ask, calibrate
 from mergeway.checkpoint import open_checkpoint
 from mergeway.commit import Commit
 from mergeway.compute import Compute
-from mergeway.engine import Base, Pass, prepare_arrival, prepare_base, worker_pool
+from mergeway.engine import Pass
 from mergeway.errors import OptionError, TrunkError
 from mergeway.heads import head_of, head_pattern, read_heads
 from mergeway.memory import Bounds, CalibrationMemory
 from mergeway.merging import check_weight
+from mergeway.preparing import Base, prepare_arrival, prepare_base, worker_pool
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import RULES, Rule, make
 from mergeway.store import Journal, Record, Store

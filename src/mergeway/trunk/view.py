@@ -16,10 +16,10 @@ from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.compute import Compute
-from mergeway.engine import Base, prepare_base, worker_pool
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.heads import label_config, read_heads, with_head, write_beside
 from mergeway.memory import Bounds, CalibrationMemory
+from mergeway.preparing import Base, prepare_base, worker_pool
 from mergeway.progress import SILENT, Progress
 from mergeway.rules import Rule, make
 from mergeway.store import Journal, Record, Store
