@@ -38,7 +38,10 @@ def main() -> None:
     print("| rule | held out | each | test | each |\n|---|---|---|---|---|")
     for rule in given.rules:
         found = [
-            kept.get(f"{suite.name} {rule} {number}", partial(judged, suite, rule, int(number), given.samples))
+            kept.get(
+                f"{suite.name} {given.samples} {rule} {number}",
+                partial(judged, suite, rule, int(number), given.samples),
+            )
             for number in given.numbers.split(",")
         ]
         cells = [_cells([numbers[split] for numbers in found]) for split in ("held out", "test")]

@@ -36,7 +36,9 @@ def main() -> None:
     rules = list(RULES) if given.rules == "all" else given.rules.split(",")
     found = {
         rule: [
-            kept.get(f"{rule} {number}", partial(weighted, suite, rule, number, given.samples))["acc_w"]
+            kept.get(
+                f"{suite.name} {given.samples} {rule} {number}", partial(weighted, suite, rule, number, given.samples)
+            )["acc_w"]
             for number in range(given.draws)
         ]
         for rule in rules
