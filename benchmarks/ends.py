@@ -16,9 +16,9 @@ Numbers = dict[str, float]
 def find_suite(where: str) -> Any:
     """A suite by its directory or its name."""
     import mergeway as mw
-    from mergeway.suites import named
+    from mergeway.suites import suite_directory
 
-    return mw.load_suite(where if Path(where).exists() else named(where))
+    return mw.load_suite(suite_directory(where))
 
 
 def end_of(

@@ -55,6 +55,11 @@ def test_good_suite(call, copy):
     assert "2 tasks, all fit the base" in call("suites", "check", copy).ok().out
 
 
+def test_suite_by_name(call):
+    assert "digits: 8 tasks, all fit the base" in call("suites", "check", "digits").ok().out
+    assert "did you mean 'digits'" in call("suites", "check", "digit").mistake()
+
+
 def no_description(suite):
     (suite / "suite.json").unlink()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.torch import load_file
@@ -27,6 +30,14 @@ def test_five_tasks_that_fit(suite):
     else:
         assert suite.protocol == "dil"
         assert [(row["classes"], row["train"], row["test"]) for row in rows] == [(10, 4400, 600)] * 5
+
+
+def test_stands_by_itself(suite):
+    """Another environment made it, and may be gone: nothing in it may point there."""
+    said = json.loads((suite.path / "suite.json").read_text())
+    files = [said["base"], *(task[key] for task in said["tasks"] for key in ("data", "head"))]
+    assert not [f for f in files if Path(f).is_absolute()]
+    assert not [f for f in suite.path.rglob("*") if f.is_symlink()]
 
 
 def test_base_is_useful_but_mediocre(suite):

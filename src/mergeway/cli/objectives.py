@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,9 +55,9 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
 def find_suite(name: str, compute: Compute | None = None) -> Suite:
     """A suite by its directory, or by its name."""
     from mergeway.suite import load_suite
-    from mergeway.suites import named
+    from mergeway.suites import suite_directory
 
-    return load_suite(name if Path(name).exists() else named(name), compute=compute)
+    return load_suite(suite_directory(name), compute=compute)
 
 
 def import_function(text: str, compute: Compute) -> Any:

@@ -125,21 +125,21 @@ def split(
 
 @suites_app.command()
 def check(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory with a suite.json.")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or its name.")],
     as_json: Json = False,
 ) -> None:
     """Read all of a suite: base, experts, heads and data fit each other, every value is finite."""
     from mergeway.cli.display import console, print_json, table
-    from mergeway.suites import check_suite
+    from mergeway.suites import check_suite, suite_directory
 
-    rows = check_suite(directory)
+    rows = check_suite(suite_directory(suite))
     if as_json:
-        print_json({"suite": str(directory), "tasks": rows})
+        print_json({"suite": suite, "tasks": rows})
         return
     columns = ("task", "classes", "train", "test")
     cells = [[str(row[c]) for c in columns] for row in rows]
     console().print(table(columns, cells, numbers=columns[1:]))
-    console().print(f"{directory}: {len(rows)} tasks, all fit the base", markup=False)
+    console().print(f"{suite}: {len(rows)} tasks, all fit the base", markup=False)
 
 
 def describe_suites() -> list[dict[str, Any]]:

@@ -72,6 +72,11 @@ def named(name: str) -> Path:
     return folder
 
 
+def suite_directory(where: str) -> Path:
+    """The directory of a suite that was given by its directory or by its name."""
+    return Path(where) if Path(where).exists() else named(where)
+
+
 def build_named(
     name: str, out: Path, data: str | None = None, experts: Path | None = None, classifier: str = "head"
 ) -> dict[str, Any]:
