@@ -12,8 +12,7 @@ from torch import Tensor
 from mergeway.checkpoint.source import read_json
 from mergeway.compute import Compute
 from mergeway.errors import OptionError
-from mergeway.predictors import ClipVision, TextEncoder, make_predictor
-from mergeway.predictors import _load as load_model
+from mergeway.predictors import ClipVision, TextEncoder, load_model, make_predictor
 from mergeway.running import Runner
 
 LONGEST = 512  # tokens in a block of text, unless the model takes fewer

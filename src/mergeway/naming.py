@@ -53,8 +53,14 @@ class Names:
 
 def names_of(directory: Path | None) -> Names | None:
     """The names of the model that a directory's config.json describes; None where `transformers` does not know it."""
-    config = directory / "config.json" if directory else None
-    if config is None or not config.exists():
+    model = outline(directory) if directory else None
+    return Names(model) if model is not None else None
+
+
+def outline(directory: Path) -> nn.Module | None:
+    """The module that a directory's config.json describes, without values; None where `transformers` does not know it."""
+    config = directory / "config.json"
+    if not config.exists():
         return None
     try:
         import transformers
@@ -62,6 +68,6 @@ def names_of(directory: Path | None) -> Names | None:
         described = json.loads(config.read_text(encoding="utf-8"))
         kind = getattr(transformers, described["architectures"][0])
         with torch.device("meta"):
-            return Names(kind(kind.config_class.from_dict(described)))
+            return kind(kind.config_class.from_dict(described))
     except (ImportError, AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None

@@ -28,7 +28,7 @@ class ClipVision:
     ) -> None:
         from transformers import CLIPVisionModelWithProjection
 
-        self.model = _load(CLIPVisionModelWithProjection, directory)
+        self.model = load_model(CLIPVisionModelWithProjection, directory)
         self.compute = compute or Compute()
         self.run = Runner(self.model, self.compute)
         self.scale = scale
@@ -62,7 +62,7 @@ class TextEncoder:
 
         if pooling not in ("mean", "cls"):
             raise OptionError(f"{directory}: pooling is '{pooling}'; it must be mean or cls")
-        self.model = _load(AutoModel, directory)
+        self.model = load_model(AutoModel, directory)
         self.compute = compute or Compute()
         self.run = Runner(self.model, self.compute)
         self.tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -134,7 +134,7 @@ def _logits(scale: float, features: Tensor, head: Tensor | None) -> Tensor:
     return scale * features @ head.to(features.dtype).mT
 
 
-def _load(kind: Any, directory: Path) -> nn.Module:
+def load_model(kind: Any, directory: Path) -> nn.Module:
     """A model in eval mode, without the library's chatter."""
     from transformers.utils import logging as chatter
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mergeway.checkpoint.pickled import load_weights_only
 from mergeway.checkpoint.source import read_json
 from mergeway.errors import CheckpointError, OptionError
-from mergeway.naming import names_of
+from mergeway.naming import names_of, outline
 
 # What a Trainer leaves without weight decay, by name: as it does now, and as it did before norms had names of their own.
 _NO_DECAY = (
@@ -80,15 +78,11 @@ def _parameters(home: Path, only: str | None) -> list[tuple[str, tuple[int, ...]
             f"{home}: no config.json to number the parameters by; give the model's directory with --model"
         )
     architecture = (read_json(config, "the model's config").get("architectures") or [None])[0]
-    import transformers
-
-    kind = getattr(transformers, str(architecture), None)
-    if kind is None:
+    model = outline(home)
+    if model is None:
         raise OptionError(
             f"{config}: architecture '{architecture}' is not one of transformers; its parameters have no order"
         )
-    with torch.device("meta"):
-        model: nn.Module = kind(kind.config_class(**json.loads(config.read_text(encoding="utf-8"))))
     norms = {
         f"{n}.{p}" for n, m in model.named_modules() if "Norm" in type(m).__name__ for p, _ in m.named_parameters()
     }
