@@ -105,7 +105,7 @@ def fold_steps(
                 seen = seen_objective(objective, [a.weight for a in stream[:k]])
                 at, whole = way.merge_whole(arrival, at, memory, seen)
                 way.keep_whole(whole.memory, kept.sink)
-                polished = chosen.polish(whole.deployed, seen) if k == len(stream) else None
+                polished = way.polish_whole(whole.deployed, seen) if k == len(stream) else None
                 way.deploy_whole(polished[0] if polished else whole.deployed, model)
                 details, memory = whole.details, kept.read()
             else:
