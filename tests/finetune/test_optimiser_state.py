@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 
@@ -109,6 +110,18 @@ def test_what_cannot_be_matched_is_said(base, tmp_path, call):
     torch.save(shuffled.state_dict(), tmp_path / "alone.pt")
     line = call("moments", tmp_path / "alone.pt", "--out", tmp_path / "v.safetensors").mistake()
     assert "give the model's directory with --model" in line
+
+
+@pytest.mark.parametrize("broken", [{"architectures": ["NoSuchModel"]}, {"hidden_size": "wide"}, {"architectures": []}])
+def test_a_config_that_makes_no_model_is_said(base, tmp_path, call, broken):
+    model = model_of(base)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step(model, optimiser, 1)
+    torch.save(optimiser.state_dict(), tmp_path / "optimizer.pt")
+    described = json.loads((base / "config.json").read_text()) | broken
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    line = call("moments", tmp_path, "--out", tmp_path / "v.safetensors").mistake()
+    assert "transformers makes no model of architecture" in line and not (tmp_path / "v.safetensors").exists()
 
 
 def step_sgd(model, optimiser):

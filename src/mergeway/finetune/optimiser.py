@@ -81,7 +81,7 @@ def _parameters(home: Path, only: str | None) -> list[tuple[str, tuple[int, ...]
     model = outline(home)
     if model is None:
         raise OptionError(
-            f"{config}: architecture '{architecture}' is not one of transformers; its parameters have no order"
+            f"{config}: transformers makes no model of architecture '{architecture}' from it, so that its parameters have no order; give another directory with --model"
         )
     norms = {
         f"{n}.{p}" for n, m in model.named_modules() if "Norm" in type(m).__name__ for p, _ in m.named_parameters()
