@@ -16,7 +16,7 @@ Numbers = dict[str, float]
 def find_suite(where: str) -> Any:
     """A suite by its directory or its name."""
     import mergeway as mw
-    from mergeway.suites import suite_directory
+    from mergeway.bench.suites import suite_directory
 
     return mw.load_suite(suite_directory(where))
 

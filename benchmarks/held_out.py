@@ -51,7 +51,7 @@ def main() -> None:
 def judged(suite: Any, rule: str, number: int, samples: int) -> Numbers:
     """Mean accuracy over all tasks after the last arrival, on what calibration left over and on test data."""
     from mergeway.bench.protocol import orders
-    from mergeway.calibration import draw
+    from mergeway.calibration.samples import draw
 
     order = orders([task.name for task in suite.tasks], number + 1)[number]
     merged = end_of(suite, rule, order, None, samples, number)

@@ -54,7 +54,7 @@ def write_suite(folder: Path) -> Path:
     import torch
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    from mergeway.suites import split_suite
+    from mergeway.bench.suites import split_suite
 
     if (folder / "suite" / "suite.json").exists():
         return folder / "suite"

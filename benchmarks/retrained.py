@@ -27,7 +27,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    from mergeway.finetune import Training, finetune
+    from mergeway.train import Training, finetune
 
     suite = find_suite(given.suite)
     training = Training(steps=given.steps, lr=given.lr, seed=given.seed, freeze="visual_projection")

@@ -23,7 +23,7 @@ from pathlib import Path
 from measure import MERGEWAY, data_directory, options, private_memory, watched
 
 import mergeway as mw
-from mergeway.params import is_linear
+from mergeway.core.tensors import is_linear
 from mergeway.rules import RULES
 
 SIZES = ((384, 4), (384, 8), (384, 16))  # width and depth

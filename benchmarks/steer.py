@@ -34,7 +34,7 @@ def measure(chosen: argparse.Namespace) -> list[Outcome]:
     """What each spends, and what it reaches."""
     import mergeway as mw
     from mergeway.bench.protocol import orders
-    from mergeway.suites.embedded import embedded
+    from mergeway.bench.suites.embedded import embedded
 
     found = MINI8 if (MINI8 / "suite.json").exists() else embedded("digits")
     suite = mw.load_suite(getattr(chosen, "suite", None) or found)

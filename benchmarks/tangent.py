@@ -7,9 +7,9 @@ import time
 
 import torch
 
-from mergeway.finetune import Training, finetune
-from mergeway.suite import load_suite
-from mergeway.suites import embedded
+from mergeway.bench.suites import embedded
+from mergeway.calibration.suite import load_suite
+from mergeway.train import Training, finetune
 
 
 def seconds_a_step(tangent: bool, steps: int = 6) -> float:

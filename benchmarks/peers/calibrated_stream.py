@@ -13,7 +13,7 @@ import time
 import torch
 
 import mergeway as mw
-from mergeway.merging import fold_steps
+from mergeway.fold.merge import fold_steps
 from mergeway.rules import make
 
 torch.set_num_threads(1)

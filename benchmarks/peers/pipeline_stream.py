@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from mergeway import Trunk
-from mergeway.finetune import Training, finetune
-from mergeway.suite import load_suite
+from mergeway.calibration.suite import load_suite
+from mergeway.train import Training, finetune
 
 suite, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 trunk = Trunk.create(folder / "trunk", load_suite(suite).base, "fisher", keep=2, threads=1)

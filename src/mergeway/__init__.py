@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mergeway import metrics as metrics
     from mergeway import rules as rules
-    from mergeway.calibration import Samples as Samples
-    from mergeway.compute import Compute as Compute
+    from mergeway.bench import metrics as metrics
+    from mergeway.calibration.objective import Objective as Objective
+    from mergeway.calibration.samples import Samples as Samples
+    from mergeway.calibration.suite import load_suite as load_suite
     from mergeway.errors import MergewayError as MergewayError
-    from mergeway.merging import merge as merge
-    from mergeway.merging import merge_into as merge_into
-    from mergeway.objective import Objective as Objective
-    from mergeway.ode import Trajectory as Trajectory
-    from mergeway.ode import trajectory as trajectory
-    from mergeway.suite import load_suite as load_suite
+    from mergeway.fold.merge import merge as merge
+    from mergeway.fold.merge import merge_into as merge_into
+    from mergeway.model.compute import Compute as Compute
+    from mergeway.rules.ode import Trajectory as Trajectory
+    from mergeway.rules.ode import trajectory as trajectory
     from mergeway.trunk import Trunk as Trunk
 
 _HOMES = {
-    "Compute": "mergeway.compute",
+    "Compute": "mergeway.model.compute",
     "MergewayError": "mergeway.errors",
-    "Objective": "mergeway.objective",
-    "Samples": "mergeway.calibration",
-    "Trajectory": "mergeway.ode",
+    "Objective": "mergeway.calibration.objective",
+    "Samples": "mergeway.calibration.samples",
+    "Trajectory": "mergeway.rules.ode",
     "Trunk": "mergeway.trunk",
-    "load_suite": "mergeway.suite",
-    "merge": "mergeway.merging",
-    "merge_into": "mergeway.merging",
-    "metrics": "mergeway.metrics",
+    "load_suite": "mergeway.calibration.suite",
+    "merge": "mergeway.fold.merge",
+    "merge_into": "mergeway.fold.merge",
+    "metrics": "mergeway.bench.metrics",
     "rules": "mergeway.rules",
-    "trajectory": "mergeway.ode",
+    "trajectory": "mergeway.rules.ode",
 }
 __all__ = [
     "Compute",
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mergeway' has no attribute '{name}'")
     module = importlib.import_module(_HOMES[name])
-    value = module if _HOMES[name] == f"mergeway.{name}" else getattr(module, name)
+    value = module if name in ("metrics", "rules") else getattr(module, name)
     globals()[name] = value
     return value
 

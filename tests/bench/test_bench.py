@@ -21,9 +21,9 @@ import mergeway as mw
 from mergeway.bench import bench, stream
 from mergeway.bench.processes import process_cells
 from mergeway.bench.protocol import orders, plan, utilities
-from mergeway.compute import Compute
+from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
-from mergeway.progress import SILENT, Progress
+from mergeway.model.compute import Compute
 from mergeway.rules import RULES as ALL_RULES
 
 RULES = ["average", "iso:scaling=0.5", "ode:step=0.25"]

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from streams import LARGE, UNIFORM, WEIGHTED, make_stream, relative_error, updates_of
 
 import mergeway
+from mergeway.calibration.suite import load_suite
+from mergeway.checkpoint.moments import write_moments
 from mergeway.errors import CheckpointError, OptionError
-from mergeway.moments import write_moments
-from mergeway.suite import load_suite
 
 
 def fisher_oracle(deltas, moments, weights, lam):

@@ -8,8 +8,8 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from mergeway.evidence import gram_matrices
-from mergeway.suite import load_suite
+from mergeway.calibration.statistics import gram_matrices
+from mergeway.calibration.suite import load_suite
 
 
 def test_padding_is_no_input(tmp_path):

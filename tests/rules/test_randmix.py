@@ -8,7 +8,7 @@ import torch
 from streams import LARGE, UNIFORM, WEIGHTED, make_stream, updates_of
 
 import mergeway
-from mergeway.params import BLOCK
+from mergeway.core.tensors import BLOCK
 
 
 def source_of_entries(stream, merged) -> np.ndarray:

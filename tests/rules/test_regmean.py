@@ -9,8 +9,8 @@ import torch
 from streams import WEIGHTED
 
 import mergeway
+from mergeway.calibration.suite import load_suite
 from mergeway.errors import OptionError
-from mergeway.suite import load_suite
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_trunk_gives_what_merge_gives(suite, tmp_path, call):
 
 def test_where_no_input_points_the_mean_is_taken():
     """Inputs that use three of four features: the unused column is the mean, the others the exact solution."""
-    from mergeway.params import Part
+    from mergeway.core.tensors import Part
     from mergeway.rules import Fold, Regmean
 
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import torch
 from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, updates_of
 
 import mergeway as mw
-from mergeway.merging import fold_steps
+from mergeway.fold.merge import fold_steps
 from mergeway.rules.line_search import line_search
 
 

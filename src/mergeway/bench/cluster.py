@@ -8,10 +8,10 @@ from typing import Any
 
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, run_cell
-from mergeway.compute import Compute
+from mergeway.calibration.suite import load_suite
+from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
-from mergeway.progress import Progress
-from mergeway.suite import load_suite
+from mergeway.model.compute import Compute
 
 RETRIES = 4  # how often a stream is begun again when the worker or the node it ran on is gone
 

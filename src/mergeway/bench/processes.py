@@ -12,10 +12,10 @@ from pathlib import Path
 
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, Underway, run_cell
-from mergeway.compute import Compute
+from mergeway.calibration.suite import Suite, load_suite
+from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
-from mergeway.progress import Progress
-from mergeway.suite import Suite, load_suite
+from mergeway.model.compute import Compute
 
 LISTEN = 0.5  # seconds between two looks at how many folds the workers have told of
 

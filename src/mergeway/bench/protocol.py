@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mergeway.calibration.suite import Suite
 from mergeway.errors import OptionError
 from mergeway.rules import make
-from mergeway.suite import Suite
 
 
 @dataclass(frozen=True)

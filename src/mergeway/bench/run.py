@@ -11,14 +11,14 @@ import numpy as np
 
 from mergeway import __version__
 from mergeway.bench.files import RunFiles
+from mergeway.bench.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
 from mergeway.bench.protocol import Cell, plan
 from mergeway.bench.stream import FoldResult, matrix_of, run_cell
-from mergeway.compute import Compute
+from mergeway.calibration.suite import Suite, load_suite
+from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
-from mergeway.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
-from mergeway.progress import SILENT, Progress
+from mergeway.model.compute import Compute
 from mergeway.rules import RULES
-from mergeway.suite import Suite, load_suite
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from mergeway.bench.protocol import Cell
+from mergeway.calibration.suite import Suite
 from mergeway.checkpoint import Checkpoint, SafetensorsFiles
 from mergeway.checkpoint.writer import replace_text
-from mergeway.merging import FoldedModel, fold_steps
+from mergeway.fold.merge import FoldedModel, fold_steps
 from mergeway.rules import Fold, make
-from mergeway.suite import Suite
 
 KEEP_AFTER = 1.0  # seconds of work: what takes less is sooner repeated than written
 

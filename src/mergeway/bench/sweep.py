@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mergeway.calibration import DEFAULT_SIZE
+from mergeway.calibration.samples import DEFAULT_SIZE
+from mergeway.calibration.suite import Suite
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.errors import OptionError
-from mergeway.preparing import prepare_arrival, prepare_base, worker_pool
+from mergeway.fold.prepare import prepare_arrival, prepare_base, worker_pool
 from mergeway.rules import Ode, make
-from mergeway.suite import Suite
 
 
 def sweep(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mergeway.checkpoint.source import INDEX
 from mergeway.checkpoint.writer import write_text, writing
+from mergeway.core.ranks import team
 from mergeway.errors import CheckpointError
-from mergeway.ranks import team
 
 # Config, tokenizer, processor and generation files; weights and cards are written anew, never copied.
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*")

@@ -11,9 +11,9 @@ from mergeway.checkpoint.directory import copy_side_files, staged_directory, wri
 from mergeway.checkpoint.inspect import is_finite
 from mergeway.checkpoint.source import Checkpoint
 from mergeway.checkpoint.writer import ModelWriter
+from mergeway.core.progress import Progress
+from mergeway.core.tensors import BLOCK, TensorInfo
 from mergeway.errors import CheckpointError
-from mergeway.params import BLOCK, TensorInfo
-from mergeway.progress import Progress
 
 
 def write_model(

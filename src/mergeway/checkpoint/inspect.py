@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.source import Checkpoint, spell_dtype
+from mergeway.core.tensors import TensorInfo, is_embedding
 from mergeway.errors import CheckpointError
-from mergeway.params import TensorInfo, is_embedding
 
 SHOWN = 5  # how many tensors of a kind an error names
 

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
-from mergeway.params import TensorInfo
 
 DTYPES = {
     "F64": torch.float64,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mergeway.checkpoint.mapped import DTYPES, MappedFile, one_line
+from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
-from mergeway.params import TensorInfo
 
 _SPELLED = {dtype: text for text, dtype in DTYPES.items()}
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from mergeway.checkpoint.inspect import as_bytes
 from mergeway.checkpoint.source import INDEX, spell_dtype
+from mergeway.core.ranks import team
+from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
-from mergeway.params import TensorInfo
-from mergeway.ranks import team
 
 DEFAULT_SHARD = 5 * 10**9
 

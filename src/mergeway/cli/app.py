@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from mergeway import __version__
+from mergeway.core.ranks import RankLost, joined, started_by_torchrun
 from mergeway.errors import MergewayError
-from mergeway.ranks import RankLost, joined, started_by_torchrun
 
 app = typer.Typer(
     name="mergeway",

@@ -43,7 +43,7 @@ def computes(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
 
     def run(**given: Any) -> Any:
-        from mergeway.compute import Compute
+        from mergeway.model.compute import Compute
 
         compute = Compute(**{name: given.pop(name) for name in _OPTIONS})
         if given.get("engine") != "ray":  # there it is the cluster's machines that need the device

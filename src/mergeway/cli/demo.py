@@ -17,9 +17,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Fold eight real experts by every rule in three orders, compare them, and write an interactive report."""
+    from mergeway.bench.demo import run_demo
     from mergeway.cli.bench import print_rows
     from mergeway.cli.display import console, print_json, progress
-    from mergeway.demo import run_demo
 
     with progress() as bar:
         run, report = run_demo(out, quick, bar)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mergeway.cli.app import Settings
-from mergeway.progress import SILENT, Progress
+from mergeway.core.progress import SILENT, Progress
 
 
 class _Console(Console):

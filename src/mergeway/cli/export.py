@@ -41,7 +41,7 @@ def export(
     """Write the deployed model as a directory that transformers loads, or its update as an adapter that peft loads."""
     from mergeway.checkpoint.writer import read_size
     from mergeway.cli.display import console, print_json, progress
-    from mergeway.params import read_dtype
+    from mergeway.core.tensors import read_dtype
     from mergeway.trunk import Trunk
 
     wanted = read_dtype(dtype) if dtype else None

@@ -55,8 +55,8 @@ def finetune(
     from mergeway.cli.display import console, print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
-    from mergeway.finetune import Training
-    from mergeway.finetune import finetune as tune
+    from mergeway.train import Training
+    from mergeway.train import finetune as tune
 
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
@@ -116,10 +116,10 @@ def moments(
     as_json: Json = False,
 ) -> None:
     """Take Adam's second moments, by parameter name, out of a saved optimiser."""
+    from mergeway.checkpoint.moments import write_moments
     from mergeway.cli.display import console, print_json
     from mergeway.errors import OptionError
-    from mergeway.finetune.optimiser import read_optimiser
-    from mergeway.moments import write_moments
+    from mergeway.train.optimiser import read_optimiser
 
     if out.exists():
         raise OptionError(f"{out}: exists already; choose another file")
@@ -163,7 +163,7 @@ def align(
     """Bring the features of the deployed model back to those before its last fold."""
     from dataclasses import asdict
 
-    from mergeway.alignment import Alignment
+    from mergeway.calibration.alignment import Alignment
     from mergeway.cli.display import console, print_json, progress
     from mergeway.trunk import Trunk
 

@@ -47,7 +47,7 @@ def merge(
     from mergeway.checkpoint.writer import read_size
     from mergeway.cli.display import console, print_json, progress, short, table
     from mergeway.cli.objectives import find_objective
-    from mergeway.merging import merge_into
+    from mergeway.fold.merge import merge_into
     from mergeway.rules import make
 
     chosen = make(rule, read_options(options))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mergeway.compute import Compute
-    from mergeway.suite import Suite
+    from mergeway.calibration.suite import Suite
+    from mergeway.model.compute import Compute
 
 ObjectiveOption = Annotated[
     str | None,
@@ -54,16 +54,16 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
 
 def find_suite(name: str, compute: Compute | None = None) -> Suite:
     """A suite by its directory, or by its name."""
-    from mergeway.suite import load_suite
-    from mergeway.suites import suite_directory
+    from mergeway.bench.suites import suite_directory
+    from mergeway.calibration.suite import load_suite
 
     return load_suite(suite_directory(name), compute=compute)
 
 
 def import_function(text: str, compute: Compute) -> Any:
     """A function from `module:function`; modules in the working directory count."""
-    from mergeway.compute import Compute
     from mergeway.errors import OptionError
+    from mergeway.model.compute import Compute
 
     if compute != Compute():
         raise OptionError(

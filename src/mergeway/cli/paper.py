@@ -9,13 +9,13 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mergeway.bench.paper import Study, Table, Value, choose, default_lengths
+from mergeway.bench.paper.formats import as_json as table_json
+from mergeway.bench.paper.registry import Kind
+from mergeway.bench.paper.study import FEATURED
+from mergeway.calibration.suite import Suite
 from mergeway.cli.display import console, print_json, progress
 from mergeway.errors import OptionError
-from mergeway.paper import Study, Table, Value, choose, default_lengths
-from mergeway.paper.formats import as_json as table_json
-from mergeway.paper.registry import Kind
-from mergeway.paper.study import FEATURED
-from mergeway.suite import Suite
 
 
 def make_paper(

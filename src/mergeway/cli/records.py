@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mergeway.store import Record
+    from mergeway.trunk.journal import Record
 
 
 def print_record(record: Record, as_json: bool) -> None:

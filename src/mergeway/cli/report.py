@@ -27,10 +27,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a run or a trunk as one interactive HTML file that needs no network."""
+    from mergeway.bench.report import read_run, read_sweep, record_sweep, run_data, trunk_data, write_page
     from mergeway.cli.display import console, print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
-    from mergeway.report import read_run, read_sweep, record_sweep, run_data, trunk_data, write_page
     from mergeway.trunk import Trunk
 
     with progress() as bar:

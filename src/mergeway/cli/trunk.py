@@ -42,8 +42,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Start a trunk from a base."""
+    from mergeway.calibration.memory import Bounds
     from mergeway.cli.display import console, print_json, progress
-    from mergeway.memory import Bounds
     from mergeway.rules import make
     from mergeway.trunk import Trunk
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mergeway.core.tensors import compiled
 from mergeway.errors import OptionError, suggest
-from mergeway.params import compiled
 from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop
 from mergeway.rules.fisher import Fisher as Fisher
 from mergeway.rules.fold import Fold as Fold
 from mergeway.rules.iso import Iso as Iso
 from mergeway.rules.magmax import Magmax as Magmax
-from mergeway.rules.ode import Ode as Ode
+from mergeway.rules.ode.rule import Ode as Ode
 from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
 from mergeway.rules.regmean import Regmean as Regmean

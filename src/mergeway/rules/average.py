@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mergeway.params import Part
+from mergeway.core.tensors import Part
 from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.rule import Rule
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mergeway.linalg import dot, thin_svd
-from mergeway.params import Part
+from mergeway.core.linalg import dot, thin_svd
+from mergeway.core.tensors import Part
 from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Rule

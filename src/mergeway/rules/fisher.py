@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mergeway.params import Part
+from mergeway.core.tensors import Part
 from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Rule

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mergeway.linalg import flat_spectrum
-from mergeway.params import Part
+from mergeway.core.linalg import flat_spectrum
+from mergeway.core.tensors import Part
 from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.rule import Rule
 

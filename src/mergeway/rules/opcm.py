@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mergeway.linalg import right_basis, squared_norm
-from mergeway.params import Part
+from mergeway.core.linalg import right_basis, squared_norm
+from mergeway.core.tensors import Part
 from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Rule

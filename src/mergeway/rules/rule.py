@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from mergeway.core.tensors import Part, is_linear
 from mergeway.errors import OptionError, suggest
-from mergeway.params import Part, is_linear
 from mergeway.rules.fold import Fold, Memory, Params, Walk, Whole
 from mergeway.rules.options import read_option
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeway.linalg import thin_svd
-from mergeway.objective import gradient_of
+from mergeway.calibration.objective import gradient_of
+from mergeway.core.linalg import thin_svd
 from mergeway.rules.fold import Fold, Params, Whole
 from mergeway.rules.line_search import line_search
 from mergeway.rules.options import check_range

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mergeway.params import Part
+from mergeway.core.tensors import Part
+from mergeway.core.threshold import nth_largest, search_together
 from mergeway.rules.fold import Fold, Memory, Walk
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Rule
-from mergeway.selection import nth_largest, search_together
 
 
 @dataclass(frozen=True)

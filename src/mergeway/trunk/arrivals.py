@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mergeway.calibration import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.task_data import task_data
 from mergeway.checkpoint import Checkpoint
-from mergeway.compute import Compute
+from mergeway.checkpoint.heads import Head
 from mergeway.errors import OptionError, TrunkError
-from mergeway.heads import Head
-from mergeway.models import make_model
-from mergeway.preparing import Arrival, Base
-from mergeway.store import Journal, Record
-from mergeway.store.journal import Folded, now
-from mergeway.taskdata import task_data
+from mergeway.fold.prepare import Arrival, Base
+from mergeway.model.compute import Compute
+from mergeway.model.own_head import make_model
+from mergeway.trunk.journal import Folded, Journal, Record, now
 
 
 def record_of(journal: Journal, kind: str, arrival: Arrival) -> Record:

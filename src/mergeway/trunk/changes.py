@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mergeway.alignment import Alignment, align
-from mergeway.bringing import equip
-from mergeway.calibrating import Ask, calibrate
+from mergeway.calibration.alignment import Alignment, align
+from mergeway.calibration.calibrate import Ask, calibrate
+from mergeway.calibration.memory import Bounds, CalibrationMemory
 from mergeway.checkpoint import open_checkpoint
-from mergeway.commit import Commit
-from mergeway.compute import Compute
-from mergeway.engine import Pass
+from mergeway.checkpoint.heads import head_of, head_pattern, read_heads
+from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError, TrunkError
-from mergeway.heads import head_of, head_pattern, read_heads
-from mergeway.memory import Bounds, CalibrationMemory
-from mergeway.merging import check_weight
-from mergeway.preparing import Base, prepare_arrival, prepare_base, worker_pool
-from mergeway.progress import SILENT, Progress
+from mergeway.fold.equip import equip
+from mergeway.fold.merge import check_weight
+from mergeway.fold.prepare import Base, prepare_arrival, prepare_base, worker_pool
+from mergeway.fold.walk import Pass
+from mergeway.model.compute import Compute
+from mergeway.model.tangent import Tangent
 from mergeway.rules import RULES, Rule, make
-from mergeway.store import Journal, Record, Store
-from mergeway.store.journal import now
-from mergeway.tangent import Tangent
 from mergeway.trunk.arrivals import read_data, record_of, refuse_twice, task_name
+from mergeway.trunk.commit import Commit
+from mergeway.trunk.journal import Journal, Record, now
+from mergeway.trunk.store import Store
 from mergeway.trunk.view import TrunkView
 
 

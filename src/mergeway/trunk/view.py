@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeway.card import model_card
+from mergeway.calibration.memory import Bounds, CalibrationMemory
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
+from mergeway.checkpoint.heads import label_config, read_heads, with_head, write_beside
 from mergeway.checkpoint.writer import DEFAULT_SHARD
-from mergeway.compute import Compute
+from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
-from mergeway.heads import label_config, read_heads, with_head, write_beside
-from mergeway.memory import Bounds, CalibrationMemory
-from mergeway.preparing import Base, prepare_base, worker_pool
-from mergeway.progress import SILENT, Progress
+from mergeway.fold.card import model_card
+from mergeway.fold.prepare import Base, prepare_base, worker_pool
+from mergeway.model.compute import Compute
 from mergeway.rules import Rule, make
-from mergeway.store import Journal, Record, Store
-from mergeway.store.journal import Folded
-from mergeway.store.verify import problems_of
+from mergeway.trunk.journal import Folded, Journal, Record
+from mergeway.trunk.store import Store
+from mergeway.trunk.verify import problems_of
 
 
 class TrunkView:

@@ -1,0 +1,114 @@
+"""ODE-M Tables 1, 2 and 5: the rules beside each other, by accuracy, backward transfer and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mergeway.bench import Run
+from mergeway.bench.metrics import acc, bwt
+from mergeway.bench.paper.continual import continual_streams
+from mergeway.bench.paper.study import Study
+from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
+from mergeway.bench.protocol import parse_rule
+from mergeway.rules import RULES
+
+
+def accuracy_and_transfer(study: Study) -> Table:
+    """ACC and BWT by rule and stream length."""
+    tasks = [t.name for t in study.suite.tasks]
+    rows: list[list[Entry]] = []
+    for name, side in (("pre-trained", "base"), ("fine-tuned", "experts")):
+        means = [Value(float(np.mean([study.ends[side][t] for t in tasks[:n]]))) for n in study.lengths]
+        rows.append(["ACC", name, *means])
+    tuned = [continual_streams(study, n) for n in study.lengths]
+    for name, metric in (("ACC", acc), ("BWT", bwt)):
+        cells = [over_orders([metric(matrix) for _, matrix in streams]) if streams else None for streams in tuned]
+        rows.append([name, "continually fine-tuned", *cells])
+    return _by_length(study, "uniform", "ode-m-1", "ACC and BWT by rule and stream length", rows)
+
+
+def weighted(study: Study) -> Table:
+    """Table 1 under random utilities, which every rule and both metrics are given."""
+    title = "Utility-weighted ACC and BWT by rule and stream length"
+    note = "A draw of utilities for each order, normalised to sum 1, given to every rule and to both metrics."
+    return _by_length(study, "random", "ode-m-2", title, [], note)
+
+
+def _by_length(study: Study, utilities: str, name: str, title: str, rows: list[list[Entry]], note: str = "") -> Table:
+    runs = [study.run(study.rules, n, utilities) for n in study.lengths]
+    mark = "" if utilities == "uniform" else "_w"
+    breaks = [len(rows)] if rows else []
+    for metric in ("acc", "bwt"):
+        found = [{row["rule"]: row for row in run.rows()} for run in runs]
+        block: list[list[Entry]] = [
+            [metric.upper() + mark, rule, *(Value(by[rule][metric], by[rule][f"{metric}_std"]) for by in found)]
+            for rule in study.rules
+        ]
+        rows = [*rows, *mark_best(block)]
+        breaks.append(len(rows))
+    columns = ("metric", "rule", *(f"{n} tasks" for n in study.lengths))
+    return Table(name, f"{title}, suite {study.suite.name}", columns, rows, _said(study, note), tuple(breaks[:-1]))
+
+
+def all_metrics(study: Study) -> Table:
+    """Every metric at the longest stream: what a run knows beyond the papers' two."""
+    found = {row["rule"]: row for row in study.run(study.rules).rows()}
+    rows: list[list[Entry]] = [[rule, *_metrics(found[rule])] for rule in study.rules]
+    best = [[row[0], *cells] for row, cells in zip(rows, _best_metrics([r[1:] for r in rows]), strict=True)]
+    title = f"ACC, BWT, forgetting, forward transfer and share of the gap closed, {study.longest} tasks of {study.suite.name}"
+    columns = ("rule", "ACC", "BWT", "forgetting", "FWT", "gap closed")
+    return Table("metrics", title, columns, best, _said(study, "Forgetting is better the lower; all in percent."))
+
+
+def _metrics(row: dict[str, Any]) -> list[Entry]:
+    return [Value(row[m], row[f"{m}_std"]) for m in ("acc", "bwt", "forgetting", "fwt", "gap")]
+
+
+def _best_metrics(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
+    """Marked as elsewhere, but forgetting, which stands third, by the lowest."""
+
+    def flipped(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
+        return [
+            [replace(c, mean=-c.mean) if i == 2 and isinstance(c, Value) else c for i, c in enumerate(row)]
+            for row in rows
+        ]
+
+    return flipped(mark_best(flipped(rows)))
+
+
+def cost(study: Study) -> Table:
+    """The time and the gradients it takes to fold one arrival into what is deployed."""
+    run = study.run(study.rules)
+    rows: list[list[Entry]] = []
+    for rule in study.rules:
+        seconds, gradients = merge_costs(run, rule)
+        rows.append([rule, over_orders(seconds, 2), over_orders(gradients), _needs(rule)])
+    title = f"Time and gradient evaluations per merge, streams of {study.longest} tasks of {study.suite.name}"
+    note = (
+        f"Mean ± std over all merges of {study.orders} {_orders(study.orders)}, the first arrival of a stream aside; "
+        f"a gradient is over {study.samples} samples; seconds without judging, on one thread."
+    )
+    return Table("ode-m-5", title, ("rule", "seconds per merge", "gradients per merge", "needs"), rows, note)
+
+
+def merge_costs(run: Run, rule: str) -> tuple[list[float], list[float]]:
+    """Seconds and gradients of every merge but the first of a stream, which only takes its arrival over."""
+    folds = [fold for cell, stream in run.finished() if cell.label == rule for fold in stream[1:]]
+    return [f.seconds for f in folds], [f.facts.get("gradients", 0.0) for f in folds]
+
+
+def _needs(rule: str) -> str:
+    return ", ".join(sorted(RULES[parse_rule(rule)[0]].needs)) or "nothing"
+
+
+def _orders(count: int) -> str:
+    return "order" if count == 1 else "orders"
+
+
+def _said(study: Study, more: str = "") -> str:
+    base = f"Mean ± std over {study.orders} {_orders(study.orders)} of the tasks; {study.samples} calibration samples."
+    return f"{base} {more}".strip()

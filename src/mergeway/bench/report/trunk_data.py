@@ -1,0 +1,108 @@
+"""What the page of a trunk shows: its journal, how far it has gone from the base, and how its arrivals lie to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.core.progress import SILENT, Progress
+from mergeway.errors import MergewayError
+from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, worker_pool
+from mergeway.trunk import Trunk
+from mergeway.trunk.journal import Folded, Record
+
+
+def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, Any]:
+    """The numbers of a trunk for its page; what can no longer be read is said, not guessed."""
+    records, held = trunk.log(), trunk.folded()
+    data: dict[str, Any] = {
+        "kind": "trunk",
+        "title": trunk.path.absolute().name,
+        "path": str(trunk.path),
+        "base": {"source": trunk.base_ref, "digest": trunk.base_digest},
+        "rule": trunk.rule.name,
+        "options": trunk.rule.options(),
+        "kept": trunk.kept_steps(),
+        "journal": [_record(r) for r in records],
+        "held": [asdict(f) for f in held],
+        "trajectories": [
+            {"rule": trunk.rule.name, "fold": r.step, "task": r.task} | dict(r.details["trajectory"])
+            for r in records
+            if "trajectory" in r.details
+        ],
+        "drift": [],
+        "arrivals": [],
+        "cosines": None,
+        "problems": [],
+    }
+    with worker_pool() as pool:
+        try:
+            base = prepare_base(trunk.deployed(0), pool, progress)
+        except MergewayError as problem:
+            data["problems"].append(f"The base cannot be read, so there is no drift and no cosine: {problem}")
+            return data
+        data["drift"] = [{"step": step, "norm": _distance(base, trunk.deployed(step))} for step in data["kept"]]
+        readable, problems = _arrivals(base, held, pool, progress)
+    data["problems"] += problems
+    gram = _gram(base, readable)
+    norms = gram.diagonal().sqrt()
+    data["arrivals"] = [{"task": a.task, "norm": float(n)} for a, n in zip(readable, norms, strict=True)]
+    if len(readable) > 1:
+        data["cosines"] = (gram / norms.outer(norms).clamp_min(1e-300)).tolist()
+    return data
+
+
+def _record(record: Record) -> dict[str, Any]:
+    shown = ("step", "kind", "result", "time", "task", "source", "digest", "weight", "hash")
+    whole = asdict(record)
+    return {key: whole[key] for key in shown} | {
+        "facts": dict(record.details.get("facts", {})),
+        "to": record.details.get("to"),
+        "rule": record.details.get("rule"),
+        "total": record.stream.get("total"),
+    }
+
+
+def _distance(base: Base, model: Checkpoint) -> float:
+    """‖Ψ − ψ0‖ over all merged parameters."""
+    return sum(float(_difference(base, model.read(n), n).square().sum()) for n in _names(base)) ** 0.5
+
+
+def _arrivals(base: Base, held: Sequence[Folded], pool: Any, progress: Progress) -> tuple[list[Arrival], list[str]]:
+    """The arrivals whose sources still hold what was folded, and a sentence for each of the others."""
+    found, problems = [], []
+    for folded in held:
+        try:
+            checkpoint = open_checkpoint(folded.source, base.checkpoint)
+            arrival = prepare_arrival(base, checkpoint, folded.weight, folded.task, pool, progress)
+        except MergewayError as problem:
+            problems.append(f"Arrival '{folded.task}' cannot be read: {problem}")
+            continue
+        if arrival.seen.digest != folded.digest:
+            problems.append(f"Arrival '{folded.task}': {folded.source} has changed since it was folded in.")
+            continue
+        found.append(arrival)
+    return found, problems
+
+
+def _gram(base: Base, arrivals: Sequence[Arrival]) -> Tensor:
+    """⟨δi, δj⟩ of the updates, parameter by parameter."""
+    gram = torch.zeros(len(arrivals), len(arrivals), dtype=torch.float64)
+    for name in _names(base) if arrivals else ():
+        rows = torch.stack([_difference(base, a.read(name), name).flatten() for a in arrivals])
+        gram += rows @ rows.mT
+    return gram
+
+
+def _names(base: Base) -> Mapping[str, Any]:
+    """Every merged parameter once: a tied one counts under its first name."""
+    return {n: i for n, i in base.merged_infos.items() if n not in base.tied}
+
+
+def _difference(base: Base, tensor: Tensor, name: str) -> Tensor:
+    return tensor.double() - base.checkpoint.read(name).double()

@@ -1,0 +1,169 @@
+"""CLIP from the hub as the parts of a suite: the vision tower as base, text embeddings as heads, fine-tuned towers as experts.
+
+Only the vision encoder is fine-tuned and merged; projection, text tower and heads stay as they are. Everything made here is
+kept in the cache, named after the snapshot it was made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.bench.suites.cache import cache_root, kept
+from mergeway.checkpoint import open_checkpoint
+from mergeway.checkpoint.source import INDEX, read_json
+from mergeway.errors import CheckpointError, OptionError
+
+PROJECTION = "visual_projection.weight"
+BATCH = 128  # prompts in one pass of the text tower
+
+
+class Clip:
+    """A CLIP model of the hub, read when something has to be made from it."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+        self.config: Any = self._get("CLIPConfig")
+        self.folder = cache_root() / "clip" / f"{repo.split('/')[-1]}-{_commit(repo)[:12]}"
+        self._model: Any = None
+
+    def base(self) -> Path:
+        """The vision tower with its projection, as a model directory."""
+
+        def make(folder: Path) -> None:
+            whole = {n: t.contiguous() for n, t in self._whole().state_dict().items()}
+            tower = {n: t for n, t in whole.items() if n.startswith("vision_model.") and t.is_floating_point()}
+            save_file(tower | {PROJECTION: whole[PROJECTION]}, folder / "model.safetensors", {"format": "pt"})
+            config = self.config.vision_config
+            config.projection_dim = self.config.projection_dim
+            config.architectures = ["CLIPVisionModelWithProjection"]
+            config.save_pretrained(folder)
+            scale = float(self._whole().logit_scale.exp())
+            said = {"logit_scale": scale, **self._processor()}
+            (folder / "preprocessor_config.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+        return kept(self.folder / "base", make)
+
+    def settings(self) -> dict[str, Any]:
+        """What a suite has to be told about the base."""
+        said = read_json(self.base() / "preprocessor_config.json", "the base's preprocessor")
+        return {key: said[key] for key in ("logit_scale", "image_mean", "image_std")}
+
+    def head(self, name: str, classes: Sequence[str], templates: Sequence[str]) -> Path:
+        """The zero-shot head: each class's prompts embedded, normalised, averaged over the templates, normalised again."""
+        asked = hashlib.sha256(json.dumps([list(classes), list(templates)]).encode()).hexdigest()[:12]
+
+        def make(folder: Path) -> None:
+            prompts = [template.replace("{}", c) for c in classes for template in templates]
+            means = self._embed(prompts).view(len(classes), len(templates), -1).mean(1)
+            save_file({"weight": functional.normalize(means, dim=-1)}, folder / "head.safetensors")
+
+        return kept(self.folder / "heads" / f"{name}-{asked}", make) / "head.safetensors"
+
+    def expert(self, repo: str) -> Path:
+        """A fine-tuned tower completed by the projection: a sharded model directory of links, so nothing is stored twice."""
+        source = _download(repo)
+        base = self.base()
+
+        def make(folder: Path) -> None:
+            found = open_checkpoint(source)
+            names = {n: i for n, i in found.infos.items() if i.merges}
+            files = sorted(p for p in source.glob("*.safetensors") if p.name != "moments.safetensors")
+            if len(files) == 1 and all(n.startswith("vision_model.") for n in found.infos):
+                os.symlink(files[0].resolve(), folder / "tower.safetensors")
+                listed = list(found.infos)
+            else:
+                # Newer versions of the library leave the tower's name out.
+                tower = {
+                    f"vision_model.{n.removeprefix('vision_model.')}": found.read(n) for n in names if n != PROJECTION
+                }
+                save_file(tower, folder / "tower.safetensors", {"format": "pt"})
+                listed = list(tower)
+            whole = open_checkpoint(base)
+            save_file({PROJECTION: whole.read(PROJECTION)}, folder / "projection.safetensors", {"format": "pt"})
+            index = {"weight_map": dict.fromkeys(listed, "tower.safetensors") | {PROJECTION: "projection.safetensors"}}
+            (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+            os.symlink((base / "config.json").resolve(), folder / "config.json")
+
+        return kept(self.folder / "experts" / f"{repo.split('/')[-1]}-{source.name[:12]}", make)
+
+    def _embed(self, prompts: Sequence[str]) -> Tensor:
+        model, tokenizer = self._whole(), self._get("CLIPTokenizerFast")
+        made = []
+        with torch.no_grad():
+            for start in range(0, len(prompts), BATCH):
+                texts = tokenizer(
+                    list(prompts[start : start + BATCH]), padding=True, truncation=True, return_tensors="pt"
+                )
+                pooled = model.text_model(
+                    input_ids=texts["input_ids"], attention_mask=texts["attention_mask"]
+                ).pooler_output
+                made.append(functional.normalize(model.text_projection(pooled), dim=-1))
+        return torch.cat(made)
+
+    def _processor(self) -> dict[str, Any]:
+        said = self._get("CLIPImageProcessorPil", "CLIPImageProcessor")
+        return {"image_mean": list(said.image_mean), "image_std": list(said.image_std)}
+
+    def _whole(self) -> Any:
+        if self._model is None:
+            self._model = self._get("CLIPModel").float().eval().requires_grad_(False)
+        return self._model
+
+    def _get(self, *kinds: str) -> Any:
+        """A part of the repository by its class in transformers, the first of the names that this version has."""
+        import transformers
+
+        kind = next(getattr(transformers, k) for k in kinds if hasattr(transformers, k))
+        try:
+            with quietly():
+                return kind.from_pretrained(self.repo)
+        except (OSError, ValueError) as problem:
+            raise OptionError(
+                f"{self.repo}: {kind.__name__} is not in the hub cache and not to be had ({' '.join(str(problem).split())[:100]}); download it with 'hf download {self.repo}'"
+            ) from None
+
+
+def _commit(repo: str) -> str:
+    """Which snapshot the hub cache holds, so that a newer one is not taken for it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, "config.json")
+    return Path(found).parent.name if isinstance(found, str) else "unknown"
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without the library's warnings and bars."""
+    from transformers.utils import logging as chatter
+
+    level = chatter.get_verbosity()
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.set_verbosity(level)
+
+
+def _download(repo: str) -> Path:
+    """The snapshot of an expert."""
+    from mergeway.checkpoint.resolve import from_hub
+
+    try:
+        return from_hub(repo)
+    except CheckpointError as problem:
+        raise OptionError(str(problem)) from None

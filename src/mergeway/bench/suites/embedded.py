@@ -1,0 +1,26 @@
+"""Which suites come with the package, where they lie, and how each is built again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mergeway.core.progress import SILENT, Progress
+from mergeway.errors import OptionError, suggest
+
+EMBEDDED = ("digits",)
+
+
+def embedded(name: str) -> Path:
+    """The directory of an embedded suite."""
+    if name not in EMBEDDED:
+        raise OptionError(f"there is no embedded suite '{name}'; {suggest(name, EMBEDDED)}")
+    return Path(__file__).parent / name
+
+
+def build_suite(name: str, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
+    """Train an embedded suite anew into a directory and return its description."""
+    embedded(name)
+    from mergeway.bench.suites.digits import build
+
+    return build(out, progress)

@@ -1,0 +1,1 @@
+"""Calibration: samples of the tasks, the objective over them, and the memory that a trunk keeps of them."""

@@ -1,0 +1,165 @@
+"""The calibration memory of a trunk: a bounded number of samples of the folded tasks, kept with the snapshot.
+
+calibration.json                 how the model reads its inputs, how many samples, shared how, drawn by which seed
+calibration.parquet              one row a sample: its task, and inputs and labels as bytes
+calibration-heads.safetensors    the frozen heads of the tasks that have one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from mergeway.calibration.objective import Objective
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
+from mergeway.calibration.table import read_rows, write_rows
+from mergeway.checkpoint import SafetensorsFiles
+from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.writer import FileWriter, write_text, writing
+from mergeway.core.ranks import team
+from mergeway.core.tensors import TensorInfo
+from mergeway.errors import OptionError, TrunkError, suggest
+from mergeway.model.compute import Compute
+from mergeway.model.own_head import make_model
+
+DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
+Sharing = Literal["even", "utility"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much a memory may hold: samples in all, shared evenly or by utility, drawn by a seed."""
+
+    size: int = DEFAULT_SIZE
+    share: Sharing = "even"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise OptionError(f"--memory is {self.size!r}; it must be at least 1 sample")
+        if self.share not in get_args(Sharing):
+            raise OptionError(f"--memory-share '{self.share}': {suggest(str(self.share), get_args(Sharing))}")
+
+    def counts(self, tasks: int, weights: Sequence[float] | None) -> list[int]:
+        """How many samples each task may keep."""
+        return shares(self.size, tasks, weights if self.share == "utility" else None)
+
+
+@dataclass(frozen=True)
+class CalibrationMemory:
+    """Samples of folded tasks in the order of their arrival, and how the model reads them."""
+
+    settings: Mapping[str, Any]
+    tasks: Sequence[Samples] = ()
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def with_task(
+        self, settings: Mapping[str, Any], samples: Samples, weights: Sequence[float] | None = None
+    ) -> CalibrationMemory:
+        """The memory after one more task, given the weights of all: shares shrink, and what is kept was always kept."""
+        if self.tasks and dict(settings) != dict(self.settings):
+            raise OptionError(
+                f"the samples of '{samples.task}' are for {dict(settings)}, those in the trunk for {dict(self.settings)}; one trunk has one kind of model"
+            )
+        grown = [*self.tasks, draw(samples, self.bounds.size, self.bounds.seed).loaded()]
+        kept = [t.rows(slice(n)) for t, n in zip(grown, self.bounds.counts(len(grown), weights), strict=True)]
+        return replace(self, settings=dict(settings), tasks=kept)
+
+    def objective(self, base: Path, weights: Sequence[float], compute: Compute | None = None) -> Objective:
+        """The loss of all tasks in the memory."""
+        if len(weights) != len(self.tasks):
+            raise TrunkError(
+                f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
+            )
+        return Objective(
+            make_model(base, self.settings, compute),
+            self.tasks,
+            weights,
+            size=self.bounds.size,
+            by_utility=self.bounds.share == "utility",
+        )
+
+    def write(self, directory: Path) -> dict[str, dict[str, str]]:
+        """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
+        digests = team().from_lead(lambda: self._write_rows(directory))
+        heads = self._heads()
+        if heads:
+            infos = {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in heads.items()}
+            writer = FileWriter(directory / HEADS, infos)
+            for name, tensor in heads.items() if team().lead else ():
+                writer.write(name, 0, tensor)
+            digests[HEADS] = writer.finish()
+        return digests
+
+    def _write_rows(self, directory: Path) -> dict[str, dict[str, str]]:
+        columns = write_rows(directory / ROWS, self.tasks)
+        described = {
+            "settings": dict(self.settings),
+            "size": self.bounds.size,
+            "share": self.bounds.share,
+            "seed": self.bounds.seed,
+            "tasks": [
+                {"name": t.task, "samples": len(t), "columns": c} for t, c in zip(self.tasks, columns, strict=True)
+            ],
+        }
+        text = json.dumps(described, indent=2) + "\n"
+        write_text(directory / DESCRIPTION, text)
+        with writing(directory / ROWS):
+            rows = hashlib.sha256((directory / ROWS).read_bytes()).hexdigest()
+        return {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, ROWS: {"": rows}}
+
+    def _heads(self) -> dict[str, Tensor]:
+        named: dict[str, Tensor] = {}
+        for number, task in enumerate(self.tasks):
+            if isinstance(task.head, Tensor):
+                named[f"{number}"] = task.head
+            elif task.head is not None:
+                named |= {f"{number}/{name}": tensor for name, tensor in task.head.items()}
+        return named
+
+    @classmethod
+    def read(cls, directory: Path | None) -> CalibrationMemory | None:
+        """The memory of a snapshot, if it has one."""
+        if directory is None or not (directory / DESCRIPTION).exists():
+            return None
+        described = read_json(directory / DESCRIPTION, "the calibration memory")
+        try:
+            bounds = Bounds(described["size"], described["share"], described["seed"])
+            names = [row["name"] for row in described["tasks"]]
+            found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in described["tasks"]})
+        except (KeyError, TypeError):
+            raise TrunkError(
+                f"{directory / DESCRIPTION}: is not a calibration memory of this version; go back with 'rollback', or give the data again in a new trunk"
+            ) from None
+        heads = SafetensorsFiles(str(directory), [directory / HEADS]) if (directory / HEADS).exists() else None
+        tasks = [replace(found[name], head=_head(heads, number)) for number, name in enumerate(names)]
+        return cls(described["settings"], tasks, bounds)
+
+    def summary(self, directory: Path) -> dict[str, Any]:
+        """What a person asks of a memory: tasks, samples, bytes on the disk."""
+        files = [p for p in (directory / DESCRIPTION, directory / ROWS, directory / HEADS) if p.exists()]
+        return {
+            "kind": self.settings.get("kind"),
+            "size": self.bounds.size,
+            "share": self.bounds.share,
+            "seed": self.bounds.seed,
+            "samples": sum(len(t) for t in self.tasks),
+            "bytes": sum(p.stat().st_size for p in files),
+            "tasks": [{"task": t.task, "samples": len(t)} for t in self.tasks],
+        }
+
+
+def _head(stored: SafetensorsFiles | None, number: int) -> Tensor | dict[str, Tensor] | None:
+    if stored is None:
+        return None
+    if f"{number}" in stored.infos:
+        return stored.read(f"{number}")
+    prefix = f"{number}/"
+    named = {n.removeprefix(prefix): stored.read(n) for n in stored.infos if n.startswith(prefix)}
+    return named or None

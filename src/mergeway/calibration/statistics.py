@@ -1,0 +1,74 @@
+"""What an arrival's own data says about it: the diagonal of its Fisher information, and the Gram matrices of its layers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergeway.calibration.objective import Predict, cross_entropy
+from mergeway.calibration.samples import Samples
+from mergeway.errors import OptionError
+from mergeway.model.compute import compute_of
+from mergeway.checkpoint.naming import Names
+
+Params = Mapping[str, Tensor]
+
+
+def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[str, Tensor]:
+    """The empirical Fisher's diagonal: the mean over samples of the squared gradient of each sample's own loss."""
+    compute = compute_of(predict)
+    wide = {n: p.detach().float() for n, p in params.items() if p.is_floating_point()}
+    leaves = {n: p.requires_grad_() for n, p in compute.put(wide).items()}
+    squares = {n: torch.zeros_like(p, requires_grad=False) for n, p in leaves.items()}
+    for i in range(len(samples)):
+        row = samples.rows(slice(i, i + 1))
+        loss = cross_entropy(predict(leaves, row.inputs, row.head), row.labels)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for square, gradient in zip(squares.values(), gradients, strict=True):
+            if gradient is not None:
+                square.addcmul_(gradient, gradient, value=1 / len(samples))
+    return {n: square.cpu() for n, square in squares.items()}
+
+
+def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, Tensor]:
+    """XᵀX/n of the inputs of every linear layer, by the name of the layer's weight; padding is no input."""
+    model = getattr(predict, "model", None)
+    if not isinstance(model, nn.Module):
+        raise OptionError("Gram matrices are taken from a model's layers; give the task's data, not a function")
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    mask: Tensor | None = None
+
+    def listen(name: str) -> Callable[..., None]:
+        def hear(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0]
+            padded = mask is not None and x.shape[:-1] == mask.shape
+            rows = x[mask] if padded else x.reshape(-1, x.shape[-1])
+            gram = rows.mT @ rows
+            # A batch in its own precision, their sum in float64, which not every device has.
+            sums[name] = sums.get(name, 0) + gram.cpu().double()
+            counts[name] = counts.get(name, 0) + len(rows)
+
+        return hear
+
+    stored = Names(model).stored
+    linear = [(stored(f"{n}.weight"), m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    handles = [m.register_forward_pre_hook(listen(n)) for n, m in linear]
+    compute = compute_of(predict)
+    batch = compute.micro_batch or 64
+    samples = samples.by_length()
+    wide = compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
+    try:
+        with torch.no_grad(), predict.run.uncompiled() if hasattr(predict, "run") else contextlib.nullcontext():
+            for start in range(0, len(samples), batch):
+                rows = samples.rows(slice(start, start + batch)).trimmed()
+                mask = rows.inputs["attention_mask"].bool() if "attention_mask" in rows.inputs else None
+                predict(wide, rows.inputs, rows.head)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: (total / counts[name]).float() for name, total in sums.items()}

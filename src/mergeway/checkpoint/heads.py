@@ -1,0 +1,125 @@
+"""Tensors that belong to one task alone: kept beside the shared backbone, never merged.
+
+heads.json           the tasks that have a head, with what their configs say of labels
+heads.safetensors    their tensors, as number/name
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mergeway.checkpoint import Checkpoint, SafetensorsFiles
+from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.writer import FileWriter, write_text, writing
+from mergeway.core.ranks import team
+from mergeway.core.tensors import TensorInfo
+from mergeway.errors import OptionError
+
+DESCRIPTION, TENSORS = "heads.json", "heads.safetensors"
+# What transformers calls the layers that make a model a classifier.
+CLASSIFIERS = r"^(classifier|score|pre_classifier|classification_head)\."
+_LABELS = ("num_labels", "id2label", "label2id", "problem_type")
+
+
+def head_pattern(base: Checkpoint, wanted: str | None) -> str | None:
+    """Which tensors are heads: as the user says, none for the empty pattern, else those of a classifier by its config."""
+    if wanted is not None:
+        try:
+            re.compile(wanted)
+        except re.error as problem:
+            raise OptionError(f"--heads {wanted!r}: not a regular expression ({problem})") from None
+        return wanted or None
+    config = base.directory / "config.json" if base.directory else None
+    if config is None or not config.exists():
+        return None
+    architecture = str((read_json(config, "the base's config").get("architectures") or [""])[0])
+    return CLASSIFIERS if architecture.endswith(("ForSequenceClassification", "ForImageClassification")) else None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of one task: its tensors, and the entries of its config that speak of labels."""
+
+    tensors: Mapping[str, Tensor]
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+def head_of(arrival: Checkpoint, pattern: str) -> Head:
+    """What an arrival brings for itself."""
+    names = [n for n, i in arrival.infos.items() if i.merges and re.search(pattern, n)]
+    config = arrival.directory / "config.json" if arrival.directory else None
+    said = read_json(config, "the arrival's config") if config is not None and config.exists() else {}
+    return Head({n: arrival.read(n) for n in names}, {k: said[k] for k in _LABELS if k in said})
+
+
+def write_heads(directory: Path, heads: Mapping[str, Head]) -> dict[str, dict[str, str]]:
+    """The heads of a snapshot, and the digests of their files."""
+    if not heads:
+        return {}
+    rows = [{"task": task, "labels": dict(head.labels)} for task, head in heads.items()]
+    text = json.dumps(rows, indent=2) + "\n"
+    team().from_lead(lambda: write_text(directory / DESCRIPTION, text))
+    named = {f"{k}/{n}": t for k, head in enumerate(heads.values()) for n, t in head.tensors.items()}
+    writer = FileWriter(directory / TENSORS, {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in named.items()})
+    for name, tensor in named.items() if team().lead else ():
+        writer.write(name, 0, tensor)
+    return {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, TENSORS: writer.finish()}
+
+
+def read_heads(directory: Path | None) -> dict[str, Head]:
+    """The heads of a snapshot, by task."""
+    if directory is None or not (directory / DESCRIPTION).exists():
+        return {}
+    rows = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
+    stored = SafetensorsFiles(str(directory), [directory / TENSORS])
+    found = {}
+    for number, row in enumerate(rows):
+        prefix = f"{number}/"
+        tensors = {n.removeprefix(prefix): stored.read(n) for n in stored.infos if n.startswith(prefix)}
+        found[row["task"]] = Head(tensors, row["labels"])
+    return found
+
+
+def with_head(model: Checkpoint, head: Head) -> Checkpoint:
+    """A model with a task's head in place of the base's."""
+    return _Headed(model, head)
+
+
+class _Headed:
+    """A checkpoint some of whose tensors are a task's own."""
+
+    def __init__(self, model: Checkpoint, head: Head) -> None:
+        self.source, self.directory = model.source, model.directory
+        self._model, self._head = model, head
+        own = {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in head.tensors.items()}
+        self.infos: Mapping[str, TensorInfo] = {**model.infos, **own}
+
+    def read(self, name: str) -> Tensor:
+        return self._head.tensors[name] if name in self._head.tensors else self._model.read(name)
+
+
+def label_config(directory: Path, head: Head) -> None:
+    """Let an exported config speak of the labels of the head that is in the model."""
+    config = directory / "config.json"
+    if config.exists() and head.labels:
+        write_text(config, json.dumps({**read_json(config, "the config"), **head.labels}, indent=2) + "\n")
+
+
+def write_beside(directory: Path, heads: Mapping[str, Head]) -> None:
+    """Every task's head as a file of its own beside a model."""
+    if not heads:
+        return
+    (directory / "heads").mkdir()
+    for task, head in heads.items():
+        path = directory / "heads" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', task)}.safetensors"
+        with writing(path):
+            save_file({n: t.contiguous() for n, t in head.tensors.items()}, path, metadata={"task": task})

@@ -1,0 +1,1 @@
+"""What every room builds on: tensors and their parts, linear algebra, ranks, workers, progress."""

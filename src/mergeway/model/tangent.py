@@ -1,0 +1,63 @@
+"""The tangent model: f(x; θ0) + ∇f(x; θ0)·(θ − θ0), linear in θ (Eq. 2, Holistic CMM)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mergeway.errors import OptionError
+from mergeway.model.compute import compute_of
+
+
+class Tangent:
+    """A predictor whose features are linear in the parameters; the expansion point is always the base.
+
+    Normalisation and head come after the expansion, so that the head sees features as it always does. A model is taken as it
+    is: the derivative runs through `torch.func`.
+    """
+
+    def __init__(self, predictor: Any, base: Mapping[str, Tensor]) -> None:
+        self.predictor, self.scale, self.compute = predictor, predictor.scale, compute_of(predictor)
+        if self.compute.checkpointing or self.compute.compile:
+            raise OptionError("--tangent: the tangent model goes with neither --checkpointing nor --compile")
+        still = {name: tensor.detach() for name, tensor in base.items() if tensor.is_floating_point()}
+        self._base = self.compute.put(still)
+
+    @property
+    def width(self) -> int:
+        """The length of a feature."""
+        return self.predictor.width
+
+    def embed(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """The features before normalisation."""
+        params = self.compute.put(params)
+        moved = [name for name in self._base if name in params]
+        away = {name: params[name] - self._base[name] for name in moved}
+        still = {name: tensor for name, tensor in self._base.items() if name not in away}
+
+        def features(moving: Mapping[str, Tensor]) -> Tensor:
+            return self.predictor.embed({**still, **moving}, inputs)
+
+        # The fused kernels of attention have no forward derivative, and round otherwise than the one that has: the value is
+        # worked out apart, so that at the base the tangent model is the base to the bit.
+        with torch.no_grad():
+            value = self.predictor.embed(self._base, inputs)
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            # torch's own forward derivatives still go through what torch calls deprecated.
+            warnings.filterwarnings("ignore", "`torch.jit.script` is", DeprecationWarning)
+            _, change = jvp(features, ({name: self._base[name] for name in moved},), (away,))[:2]
+        return value + change
+
+    def features(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+        """Normalised features."""
+        return functional.normalize(self.embed(params, inputs), dim=-1)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Tensor], head: Tensor) -> Tensor:
+        return self.scale * self.features(params, inputs) @ head.to(torch.float32).mT

@@ -1,0 +1,54 @@
+"""What "parallel to the gradient" means: the direction d that a metric makes of the gradient g."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from mergeway.core.ranks import team
+from mergeway.rules.ode.flat import FlatParams, products
+
+Metric = Literal["euclidean", "layer", "diagonal"]
+
+
+def apply_metric(metric: Metric, flat: FlatParams) -> float:
+    """Turn g into d in place and return ⟨d, g⟩.
+
+    `euclidean`: d = g. `layer`: each tensor's gradient scaled to that tensor's ‖θ1 − θ‖. `diagonal`: d = g/(√s + ε) with s
+    the mean square of the tasks' gradients, which the gradient pass has left in `moments`.
+    """
+    if metric == "layer":
+        return _scale_to_layers(flat)
+    if metric == "diagonal":
+        return _divide_by_moments(flat)
+    return products((flat.grad, flat.grad))[0]
+
+
+def _scale_to_layers(flat: FlatParams) -> float:
+    total = 0.0
+    for span in flat.spans.values():
+        g = flat.grad[span]
+        away = flat.target[span].double() - flat.theta[span].double()
+        squares = [float(g.double().square().sum()), float(away.square().sum())]
+        length, gap = (math.sqrt(square) for square in team().add_up(squares))
+        if length > 0:
+            g.mul_(gap / length)
+            total += gap * length
+    return total
+
+
+def _divide_by_moments(flat: FlatParams) -> float:
+    s = flat.moments
+    total, count = team().add_up([float(s.double().sum()), float(s.numel())])
+    mean = total / count if count else 0.0
+    if mean == 0.0:
+        return products((flat.grad, flat.grad))[0]
+    # The floor keeps entries that hardly any task uses from dominating.
+    s.sqrt_().add_(0.1 * math.sqrt(mean))
+    d_g = 0.0
+    for i in range(0, s.numel(), 1 << 20):
+        part = slice(i, i + (1 << 20))
+        g = flat.grad[part].double()
+        d_g += float((g / s[part]) @ g)
+    flat.grad.div_(s)
+    return team().add_up([d_g])[0]

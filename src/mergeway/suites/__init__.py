@@ -1,9 +1,0 @@
-"""The suites that come with the package, and what a suite directory is checked for."""
-
-from mergeway.suites.check import check_suite as check_suite
-from mergeway.suites.embedded import EMBEDDED as EMBEDDED
-from mergeway.suites.embedded import build_suite as build_suite
-from mergeway.suites.embedded import embedded as embedded
-from mergeway.suites.named import named as named
-from mergeway.suites.named import suite_directory as suite_directory
-from mergeway.suites.split import split_suite as split_suite

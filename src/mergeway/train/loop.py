@@ -1,0 +1,214 @@
+"""Fine-tuning: one task, or several jointly, under frozen heads, from the base, an expert or a trunk."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.calibration.samples import Samples
+from mergeway.calibration.suite import Suite
+from mergeway.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
+from mergeway.checkpoint.directory import check_apart, check_free
+from mergeway.core.progress import SILENT, Progress
+from mergeway.errors import OptionError
+from mergeway.model.tangent import Tangent
+from mergeway.train.arrival import write_arrival
+from mergeway.train.interrupted import State
+from mergeway.train.regularisers import distillation, penalty, read_fisher, running_fisher
+from mergeway.train.training import Training
+from mergeway.trunk import Trunk
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a fine-tuning made: an arrival in `out`, its parameters, the second moments of Adam, and the loss of every step."""
+
+    out: Path | None
+    params: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    log: list[dict[str, float]]
+
+
+def finetune(
+    suite: Suite,
+    tasks: str | Sequence[str],
+    out: str | Path | None = None,
+    training: Training | None = None,
+    *,
+    start: str | Path | Mapping[str, Tensor] | None = None,
+    save_every: int = 100,
+    force: bool = False,
+    command: str | None = None,
+    progress: Progress = SILENT,
+) -> Finetuned:
+    """Tune a suite's model on a task (several: jointly) and write the arrival, or only return it when `out` is None.
+
+    `start` is the base unless it names an expert, a trunk or tensors. Killed and called again, it goes on to the same bits.
+    """
+    training = training or Training()
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    data = [suite.samples(name, "train") for name in names]
+    base = open_checkpoint(suite.base)
+    begun, folder = _open_start(base, start)
+    goal = Path(out) if out is not None else None
+    if goal is not None:
+        check_free(goal, force)
+        check_apart(goal, [str(suite.base), *([str(folder)] if folder else [])])
+    work = _Work(suite, data, base, begun, folder, training)
+    described = {
+        "suite": suite.name,
+        "tasks": names,
+        "start": inspect_checkpoint(begun).digest,
+        "training": json.dumps(asdict(training)),
+    }
+    state = State(goal, described) if goal is not None else None
+    work.run(state, save_every, progress)
+    done = Finetuned(goal, work.tensors(), work.moments(), work.log)
+    if goal is not None and state is not None:
+        write_arrival(goal, base, done, work.fisher_after(), work.step, training, names, suite, start, command, force)
+        state.drop()
+    return done
+
+
+class _Work:
+    """One training under way."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        data: list[Samples],
+        base: Checkpoint,
+        begun: Checkpoint,
+        folder: Path | None,
+        training: Training,
+    ) -> None:
+        self.training, self.data, self.log, self.step = training, data, [], 0
+        names = [n for n, i in base.infos.items() if i.merges]
+        self._compute = suite.compute
+        self._anchor = self._compute.put({n: begun.read(n).float() for n in names})
+        frozen = _pattern(training.freeze)
+        self.params = {n: t.clone() for n, t in self._anchor.items()}
+        self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
+        if not self.trained:
+            raise OptionError(f"--freeze {training.freeze!r}: leaves no parameter to train")
+        self.predict: Any = suite.predictor
+        if training.tangent:
+            self.predict = Tangent(suite.predictor, {n: base.read(n).float() for n in names})
+        self.optimiser = torch.optim.AdamW(
+            list(self.trained.values()), lr=training.lr, weight_decay=training.weight_decay
+        )
+        self._fisher = read_fisher(folder, self.params) if training.ewc else {}
+        self._guard = self._compute.put(self._fisher)
+        # Every example of every task, as (task, row).
+        self._rows = [(k, i) for k, samples in enumerate(data) for i in range(len(samples))]
+
+    def run(self, state: State | None, save_every: int, progress: Progress) -> None:
+        """All steps, from where a killed training was."""
+        total = self.training.total_steps(len(self._rows))
+        found = state.read() if state is not None else None
+        if found:
+            self._restore(found)
+            progress.note(f"going on after step {self.step} of {total}")
+        progress.begin("training", total, "steps")
+        progress.advance(self.step)
+        for chosen in self.training.batches(len(self._rows), self.step, total):
+            loss = self._one_step(chosen, self.training.rate(self.step, total))
+            self.step += 1
+            self.log.append({"step": self.step, "loss": loss, "lr": self.training.rate(self.step - 1, total)})
+            progress.advance(1)
+            progress.describe(f"training, loss {loss:.4f}")
+            if state is not None and self.step % save_every == 0 and self.step < total:
+                state.write(self._kept())
+
+    def _one_step(self, chosen: Tensor, rate: float) -> float:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.zero_grad(set_to_none=True)
+        value, size = 0.0, self._compute.micro_batch or len(chosen)
+        for start in range(0, len(chosen), size):
+            rows = [self._rows[i] for i in chosen[start : start + size].tolist()]
+            loss = self._loss(rows, len(chosen))
+            if self._guard and start == 0:
+                loss = loss + self.training.ewc * penalty(self.params, self._anchor, self._guard).cpu()
+            loss.backward()
+            value += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.training.clip)
+        self.optimiser.step()
+        if not math.isfinite(value):
+            raise OptionError(f"the loss is {value} at step {self.step + 1}; lower --lr")
+        return value
+
+    def _loss(self, rows: list[tuple[int, int]], whole: int) -> Tensor:
+        """What these examples add to the mean loss of a whole batch."""
+        total = torch.zeros(())
+        for k, task in enumerate(self.data):
+            index = torch.tensor([i for j, i in rows if j == k], dtype=torch.long)
+            if not len(index):
+                continue
+            batch = task.rows(index)
+            logits = self.predict(self.params, batch.inputs, batch.head)
+            loss = functional.cross_entropy(logits, batch.labels)
+            if self.training.lwf:
+                with torch.no_grad():
+                    taught = self.predict(self._anchor, batch.inputs, batch.head)
+                loss = loss + self.training.lwf * distillation(logits, taught, self.training.temperature)
+            total = total + loss * (len(index) / whole)
+        return total
+
+    def _kept(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "log": self.log,
+            "params": {n: p.detach() for n, p in self.trained.items()},
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.step, self.log = state["step"], list(state["log"])
+        with torch.no_grad():
+            for name, value in state["params"].items():
+                self.trained[name].copy_(value)
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {n: p.detach().cpu() for n, p in self.params.items()}
+
+    def moments(self) -> dict[str, Tensor]:
+        """Adam's second moments by name; a parameter that took no part has none."""
+        held = self.optimiser.state
+        return {n: held[p]["exp_avg_sq"].detach().clone().cpu() for n, p in self.trained.items() if p in held}
+
+    def fisher_after(self) -> dict[str, Tensor]:
+        """The Fisher information to hand on, for EWC."""
+        if not self.training.ewc:
+            return {}
+        return running_fisher(self.predict, self.tensors(), self.data, self._fisher)
+
+
+def _open_start(base: Checkpoint, start: Any) -> tuple[Checkpoint, Path | None]:
+    """What to start from, and the directory it lies in if it is an arrival."""
+    if start is None:
+        return base, None
+    if isinstance(start, str | Path) and (Path(start) / "trunk.json").exists():
+        return Trunk.open(start).deployed(), None
+    opened = open_checkpoint(start, base)
+    for name, info in base.infos.items():
+        if info.merges and (name not in opened.infos or opened.infos[name].shape != info.shape):
+            raise OptionError(f"{opened.source}: tensor '{name}' is missing or of another shape; it is another model")
+    return opened, opened.directory
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text is not None else None
+    except re.error as problem:
+        raise OptionError(f"--freeze {text!r}: not a regular expression ({problem})") from None

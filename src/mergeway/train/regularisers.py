@@ -1,0 +1,63 @@
+"""What keeps a fine-tuned model near where it started: distillation (LwF) or a quadratic penalty (EWC)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.statistics import fisher_diagonal
+from mergeway.checkpoint import SafetensorsFiles
+from mergeway.checkpoint.writer import writing
+from mergeway.errors import CheckpointError
+
+FISHER = "fisher.safetensors"
+DECAY = 0.5  # what the Fisher information of earlier tasks counts against the latest
+
+Params = Mapping[str, Tensor]
+
+
+def distillation(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """LwF: the cross-entropy of the answers against those of the model at the start, both softened."""
+    return functional.cross_entropy(logits / temperature, (taught / temperature).softmax(-1))
+
+
+def penalty(params: Params, anchor: Params, fisher: Params) -> Tensor:
+    """EWC: ½ Σ F (θ − θ_start)²."""
+    terms = [(fisher[n] * (params[n] - anchor[n]).square()).sum() for n in fisher if n in params]
+    return 0.5 * torch.stack(terms).sum()
+
+
+def read_fisher(start: Path | None, params: Params) -> dict[str, Tensor]:
+    """The Fisher information that came with the start; none at the first task."""
+    path = start / FISHER if start is not None else None
+    if path is None or not path.exists():
+        return {}
+    file = SafetensorsFiles(str(path), [path])
+    for name, info in file.infos.items():
+        if name not in params or info.shape != tuple(params[name].shape):
+            raise CheckpointError(f"{path}: '{name}' does not fit the model; it is another model's Fisher information")
+    return {name: file.read(name) for name in file.infos}
+
+
+def running_fisher(
+    predict: Callable[..., Any], params: Params, tasks: list[Samples], before: Params
+) -> dict[str, Tensor]:
+    """The Fisher information after this task: that of its own samples, averaged with what was known before."""
+    new: dict[str, Tensor] = {}
+    for task in tasks:
+        for name, square in fisher_diagonal(predict, params, draw(task, DEFAULT_SIZE // len(tasks))).items():
+            new[name] = new.get(name, 0) + square / len(tasks)
+    return {name: DECAY * before[name] + (1 - DECAY) * v if name in before else v for name, v in new.items()}
+
+
+def write_fisher(path: Path, fisher: Params) -> None:
+    """The Fisher information beside the weights, for the next task."""
+    with writing(path):
+        save_file(dict(fisher), path)

@@ -1,0 +1,244 @@
+"""A trunk on disk.
+
+    trunk.json       what was fixed at `init`: format, base, rule, options
+    journal.jsonl    the history; replacing this file is the one moment at which a change happens
+    head             the last record's step and hash, written after the journal, so that a shortened journal shows
+    steps/000003/    the snapshot of a step: deployed weights, the rule's memory, and digests.json over both
+    lock             held by the one writer
+
+A snapshot is written under a temporary name, flushed, renamed into place, and only then does a new journal that names it
+replace the old one. Whatever is found without a record is the leftover of a killed writer and is removed by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from mergeway.checkpoint.directory import staged_directory, sync_directory
+from mergeway.checkpoint.source import SafetensorsFiles
+from mergeway.checkpoint.writer import write_text, writing
+from mergeway.core.progress import SILENT, Progress
+from mergeway.core.ranks import team
+from mergeway.errors import CheckpointError, TrunkError, TrunkLocked
+from mergeway.trunk.journal import Journal, Record
+
+FORMAT = 1
+MEMORY = "memory.safetensors"
+DIGESTS = "digests.json"
+
+# The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
+Digests = dict[str, dict[str, str]]
+
+
+class Store:
+    """The files of one trunk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal_path = path / "journal.jsonl"
+        self.settings_path = path / "trunk.json"
+        self.head_path = path / "head"
+        self.steps = path / "steps"
+
+    @classmethod
+    def create(cls, path: Path, settings: Mapping[str, Any], first: Record) -> Store:
+        """A new trunk, complete or not at all."""
+        with writing(path):
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if taken:
+            what = "is a trunk already" if (path / "journal.jsonl").exists() else "exists and is not empty"
+            raise TrunkError(f"{path}: {what}; choose another directory")
+        text = json.dumps({"format": FORMAT, **settings}, indent=2, sort_keys=True) + "\n"
+        sealed = Record(
+            **{**first.__dict__, "details": {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}}
+        )
+        journal = Journal([]).with_record(sealed)
+        try:
+            with staged_directory(path) as stage, writing(path):
+                (stage / "steps").mkdir()
+                write_text(stage / "trunk.json", text)
+                write_text(stage / "journal.jsonl", journal.text())
+                write_text(stage / "head", journal.head())
+        except CheckpointError as problem:
+            raise TrunkError(str(problem)) from None
+        return cls(path)
+
+    def settings(self) -> dict[str, Any]:
+        """What was fixed at `init`."""
+        try:
+            text = self.settings_path.read_text(encoding="utf-8")
+            settings = json.loads(text)
+            version = settings["format"]
+        except (FileNotFoundError, NotADirectoryError):
+            raise TrunkError(f"{self.path}: not a trunk (no trunk.json); make one with 'mergeway init'") from None
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
+        if version != FORMAT:
+            raise TrunkError(
+                f"{self.settings_path}: the trunk has format {version!r}, this mergeway reads format {FORMAT}; use the version that wrote it"
+            )
+        return settings
+
+    def settings_digest(self) -> str:
+        return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
+
+    def journal(self) -> Journal:
+        """The history, checked against the head."""
+        # In this order: a writer replaces the journal first, so the head is never ahead of the journal read after it. A head
+        # behind the journal is that of a writer killed before it got there; the next one brings it up.
+        head = self.head_path.read_bytes() if self.head_path.exists() else b""
+        journal = Journal.read(self.journal_path)
+        if not any(Journal([record]).head().encode() == head for record in reversed(journal.records)):
+            raise TrunkError(
+                f"{self.journal_path}: ends at step {journal.last.step}, which is not what {self.head_path.name} says; records were cut off, or {self.head_path.name} was changed"
+            )
+        return journal
+
+    @contextlib.contextmanager
+    def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
+        """Be the one writer (of a team, the lead is); the operating system frees the lock of a killed one."""
+        lock = FileLock(self.path / "lock")
+        team().from_lead(lambda: self._take(lock, wait, progress))
+        try:
+            team().from_lead(self._sweep)
+            yield
+        finally:
+            if team().lead:
+                lock.release()
+
+    def _take(self, lock: FileLock, wait: bool, progress: Progress) -> None:
+        try:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not wait:
+                    raise TrunkLocked(
+                        f"{self.path}: another process is writing to the trunk; try again later, or leave out --no-wait"
+                    ) from None
+                progress.note(f"waiting for another process to finish with {self.path}")
+                lock.acquire()
+        except OSError as problem:
+            raise TrunkError(f"{self.path}: cannot be locked for writing ({problem.strerror})") from None
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer left: snapshots without a record, and temporary files."""
+        journal = self.journal()
+        if journal.records[0].details.get("settings") != self.settings_digest():
+            raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
+        kept = {record.step for record in journal.records}
+        for left in self.steps.iterdir() if self.steps.is_dir() else ():
+            if not left.name.isdigit() or int(left.name) not in kept:
+                shutil.rmtree(left, ignore_errors=True)
+        for left in self.path.glob("*.new"):
+            left.unlink()
+
+    @contextlib.contextmanager
+    def stage(self) -> Iterator[Path]:
+        """A directory for the next snapshot; gone again unless it was committed."""
+        stage = team().from_lead(self._make_stage)
+        try:
+            yield stage
+        finally:
+            if team().lead:
+                shutil.rmtree(stage, ignore_errors=True)
+
+    def _make_stage(self) -> Path:
+        stage = self.steps / f"next-{os.getpid()}"
+        with writing(stage):
+            stage.mkdir()
+        return stage
+
+    def commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
+        """Make the staged snapshot and its record part of the trunk, both or neither, then drop the oldest snapshots."""
+        return team().from_lead(lambda: self._commit(stage, digests, journal, record, keep))
+
+    def _commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
+        text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
+        write_text(stage / DIGESTS, text)
+        grown = journal.with_record(Record(**{**record.__dict__, "files": hashlib.sha256(text.encode()).hexdigest()}))
+        self._replace_journal(grown, stage)
+        self._prune(grown, keep)
+        return grown
+
+    def commit_record(self, journal: Journal, record: Record, keep: int) -> Journal:
+        """A change that needs no snapshot of its own."""
+        grown = journal.with_record(record)
+        self._replace_journal(grown)
+        self._prune(grown, keep)
+        return grown
+
+    def _replace_journal(self, journal: Journal, stage: Path | None = None) -> None:
+        """All that takes space on the disk is written first, so that after the snapshot's name only names change."""
+        new = self._write_beside(self.journal_path, journal.text())
+        with writing(self.path):
+            if stage is not None:
+                sync_directory(stage)
+                stage.rename(self.snapshot(journal.last.step))
+                sync_directory(self.steps)
+            new.rename(self.journal_path)
+            sync_directory(self.path)
+        # The change has happened; a head that cannot be written stays behind, as if the writer had been killed here.
+        with contextlib.suppress(CheckpointError), writing(self.head_path):
+            self._write_beside(self.head_path, journal.head()).rename(self.head_path)
+
+    def _write_beside(self, path: Path, text: str) -> Path:
+        new = path.with_name(f"{path.name}.new")
+        try:
+            write_text(new, text)
+        except CheckpointError:
+            new.unlink(missing_ok=True)
+            raise
+        return new
+
+    def _prune(self, journal: Journal, keep: int) -> None:
+        present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
+        for step in present[:-keep]:
+            if step != journal.last.step:
+                # Out of sight at once: a reader finds a snapshot whole or not at all.
+                dropped = self.steps / f"dropped-{step}"
+                with contextlib.suppress(OSError):
+                    self.snapshot(step).rename(dropped)
+                shutil.rmtree(dropped, ignore_errors=True)
+
+    def snapshot(self, step: int) -> Path:
+        return self.steps / f"{step:06d}"
+
+    def has_snapshot(self, step: int) -> bool:
+        return self.snapshot(step).is_dir()
+
+    def model_files(self, step: int) -> list[Path]:
+        return sorted(self.snapshot(step).glob("model*.safetensors"))
+
+    def model(self, step: int) -> SafetensorsFiles:
+        """The deployed weights of a step that has a snapshot."""
+        files = self.model_files(step)
+        if not files:
+            raise CheckpointError(f"{self.snapshot(step)}: holds no weights")
+        return SafetensorsFiles(f"{self.path} step {step}", files, self.snapshot(step))
+
+    def memory(self, step: int) -> SafetensorsFiles:
+        """The rule's memory at a step that has a snapshot."""
+        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / MEMORY])
+
+    def link_snapshot(self, step: int, stage: Path, wanted: Callable[[str], bool] = lambda _: True) -> Digests:
+        """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
+        source = self.snapshot(step)
+        with writing(stage):
+            for path in source.iterdir():
+                if path.name == DIGESTS or not wanted(path.name):
+                    continue
+                try:
+                    os.link(path, stage / path.name)
+                except OSError:
+                    shutil.copyfile(path, stage / path.name)
+        digests: Digests = json.loads((source / DIGESTS).read_text(encoding="utf-8"))
+        return {name: listed for name, listed in digests.items() if wanted(name)}
