@@ -67,7 +67,7 @@ def _accuracy(suite: Any, params: Mapping[str, torch.Tensor], samples: Any) -> f
     with torch.no_grad():
         for start in range(0, len(samples), 64):
             rows = samples.rows(slice(start, start + 64))
-            hits += int((suite.predictor(params, rows.inputs, rows.head).argmax(-1) == rows.labels).sum())
+            hits += int((suite.model(params, rows.inputs, rows.head).argmax(-1) == rows.labels).sum())
     return 100.0 * hits / len(samples)
 
 

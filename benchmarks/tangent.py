@@ -7,8 +7,8 @@ import time
 
 import torch
 
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import embedded
-from mergeway.calibration.suite import load_suite
 from mergeway.train import Training, finetune
 
 

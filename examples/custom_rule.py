@@ -11,7 +11,7 @@ import mergeway as mw
 
 
 @dataclass(frozen=True)
-class Ema(mw.rules.Rule):
+class Ema(mw.rules.PartRule):
     """Δ_k = (1 − rate)·Δ_{k−1} + rate·δ_k; the first arrival is taken whole."""
 
     name = "ema"
@@ -21,11 +21,11 @@ class Ema(mw.rules.Rule):
 
     rate: float = 0.2
 
-    def fold(self, at, part, delta, memory):
-        return {"update": memory["update"].lerp(delta, self.rate if at.step > 1 else 1.0)}
+    def fold(self, at, part, delta, state):
+        return {"update": state["update"].lerp(delta, self.rate if at.step > 1 else 1.0)}
 
-    def update(self, at, part, memory):
-        return memory["update"]
+    def update(self, at, part, state):
+        return state["update"]
 
 
 base = {"layer.weight": torch.zeros(2, 2)}

@@ -28,7 +28,7 @@ from hypothesis import settings  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from shared import SHAPES, Tensors, draw_tensors, listing  # noqa: E402
 
-from mergeway.calibration.suite import Suite, load_suite  # noqa: E402
+from mergeway.bench.suite import Suite, load_suite  # noqa: E402
 
 torch.set_num_threads(1)
 

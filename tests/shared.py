@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+import mergeway as mw
 from mergeway.rules import RULES
 
 # The rules that need nothing but checkpoints.
@@ -46,3 +47,11 @@ def listing(*roots: Path) -> dict[str, str]:
             elif path.is_dir():
                 found[str(path)] = "directory"
     return found
+
+
+def committed(trunk: Path) -> dict[str, str]:
+    """Every file that belongs to the trunk's commits; not what a writer is in the middle of."""
+    recorded = {f"{r.step:06d}" for r in mw.Trunk.open(trunk).log()}
+    files = {Path(p).relative_to(trunk): digest for p, digest in listing(trunk).items() if digest != "directory"}
+    ours = {Path("trunk.json"), Path("journal.jsonl")}
+    return {str(p): d for p, d in files.items() if p in ours or (p.parts[0] == "steps" and p.parts[1] in recorded)}

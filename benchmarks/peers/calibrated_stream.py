@@ -27,7 +27,7 @@ rows = {"gradients": 0, "probes": 0}
 def counted(params, inputs, head):
     """The suite's model, and a count of the rows it sees."""
     rows["gradients" if torch.is_grad_enabled() else "probes"] += len(next(iter(inputs.values())))
-    return suite.predictor(params, inputs, head)
+    return suite.model(params, inputs, head)
 
 
 objective = mw.Objective(counted, [suite.samples(n, "train") for n in tasks], size=samples, seed=seed)

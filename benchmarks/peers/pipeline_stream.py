@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mergeway import Trunk
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 from mergeway.train import Training, finetune
 
 suite, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

@@ -13,9 +13,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mergeway import rules as rules
     from mergeway.bench import metrics as metrics
-    from mergeway.calibration.objective import Objective as Objective
+    from mergeway.bench.suite import load_suite as load_suite
+    from mergeway.calibration.objective import SampleObjective as Objective
     from mergeway.calibration.samples import Samples as Samples
-    from mergeway.calibration.suite import load_suite as load_suite
     from mergeway.errors import MergewayError as MergewayError
     from mergeway.fold.merge import merge as merge
     from mergeway.fold.merge import merge_into as merge_into
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Compute": "mergeway.model.compute",
     "MergewayError": "mergeway.errors",
-    "Objective": "mergeway.calibration.objective",
+    "Objective": "mergeway.calibration.objective:SampleObjective",
     "Samples": "mergeway.calibration.samples",
     "Trajectory": "mergeway.rules.ode",
     "Trunk": "mergeway.trunk",
-    "load_suite": "mergeway.calibration.suite",
+    "load_suite": "mergeway.bench.suite",
     "merge": "mergeway.fold.merge",
     "merge_into": "mergeway.fold.merge",
     "metrics": "mergeway.bench.metrics",
@@ -58,8 +58,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mergeway' has no attribute '{name}'")
-    module = importlib.import_module(_HOMES[name])
-    value = module if name in ("metrics", "rules") else getattr(module, name)
+    home, _, known_as = _HOMES[name].partition(":")
+    module = importlib.import_module(home)
+    value = module if name in ("metrics", "rules") else getattr(module, known_as or name)
     globals()[name] = value
     return value
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 import mergeway as mw
 from mergeway.calibration.task_data import task_data
-from mergeway.model.own_head import make_model, own_settings
+from mergeway.model.kinds import kind_of, make_model
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -77,7 +77,7 @@ def test_vit_stream(vit, tmp_path, rule):
     heads = {t: load_file(tmp_path / "whole" / "heads" / f"{t}.safetensors") for t in CLASSES}
     shared = {n: t for n, t in trunk.params().items() if not n.startswith("classifier")}
     samples = {t: task_data(str(vit / f"{t}.npz"), None, t, vit / "base", heads[t])[1] for t in CLASSES}
-    objective = mw.Objective(make_model(vit / "base", own_settings(vit / "base")), list(samples.values()))
+    objective = mw.Objective(make_model(vit / "base", kind_of(vit / "base")), list(samples.values()))
     losses = objective.task_losses(shared)
     for task, classes in CLASSES.items():
         original = load_file(vit / task / "model.safetensors")

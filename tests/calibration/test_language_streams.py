@@ -26,7 +26,7 @@ from transformers import (
 import mergeway as mw
 from mergeway.calibration.task_data import task_data
 from mergeway.checkpoint import open_checkpoint
-from mergeway.model.own_head import make_model, own_settings
+from mergeway.model.kinds import kind_of, make_model
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -116,7 +116,7 @@ def fold(folder, where, rule) -> mw.Trunk:
 
 def losses(folder, params, heads=None) -> dict[str, float]:
     """What the product's own objective says of a model."""
-    settings = own_settings(folder / "base")
+    settings = kind_of(folder / "base")
     samples = [
         task_data(str(folder / f"{t}.jsonl"), None, t, folder / "base", heads[t] if heads else None)[1] for t in TOPICS
     ]
@@ -195,7 +195,7 @@ def test_heads_follow_the_journal(bert, tmp_path):
 
 
 def test_chats_and_prompts_are_masked(gpt, tmp_path):
-    model = make_model(gpt / "base", own_settings(gpt / "base"))
+    model = make_model(gpt / "base", kind_of(gpt / "base"))
     rows = [
         {"prompt": "the oak", "completion": "sees a deer"},
         {"messages": [{"role": "user", "content": "the oak"}, {"role": "assistant", "content": "sees moss"}]},

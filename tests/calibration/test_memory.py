@@ -21,8 +21,15 @@ def samples(task: str, count: int = 100) -> mw.Samples:
 def grown(tasks: list[str], size: int) -> CalibrationMemory:
     memory = CalibrationMemory(SETTINGS, bounds=Bounds(size))
     for task in tasks:
-        memory = memory.with_task(SETTINGS, samples(task))
+        memory = with_task(memory, task)
     return memory
+
+
+def with_task(memory: CalibrationMemory, task: str, settings: dict = SETTINGS) -> CalibrationMemory:
+    """The memory after one more task."""
+    grown = memory.holding(settings, samples(task)).shared_out([*(t.task for t in memory.tasks), task])
+    assert grown is not None
+    return grown
 
 
 def test_bounded_by_its_size_and_nested():
@@ -59,7 +66,7 @@ def test_written_and_read(tmp_path):
         assert torch.equal(ours.labels, theirs.labels)
         assert torch.equal(ours.head, theirs.head)
     # It goes on as if it had never left.
-    third, expected = again.with_task(SETTINGS, samples("c")), memory.with_task(SETTINGS, samples("c"))
+    third, expected = with_task(again, "c"), with_task(memory, "c")
     assert [t.inputs["images"].tolist() for t in third.tasks] == [t.inputs["images"].tolist() for t in expected.tasks]
 
 
@@ -75,7 +82,7 @@ def test_more_tasks_than_samples():
 
 def test_one_kind_of_model():
     with pytest.raises(OptionError, match="one trunk has one kind of model"):
-        grown(["a"], 10).with_task(SETTINGS | {"logit_scale": 1.0}, samples("b"))
+        with_task(grown(["a"], 10), "b", SETTINGS | {"logit_scale": 1.0})
 
 
 def test_every_arrival_has_samples(tmp_path):

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import mergeway as mw
+from mergeway.calibration.objective import Objective, as_objective
 from mergeway.errors import OptionError
-from mergeway.model.encoders import Classifier, ClipVision, TextEncoder, make_predictor
+from mergeway.model.kinds import ClipVision, TextEncoder, make_model
+from mergeway.model.model import Classifier
 
 
 def linear(params, inputs, head):
@@ -153,8 +155,8 @@ def test_clip_vision_is_the_model_with_its_head(vision):
 
     expert = vision.task("bees").expert
     samples = vision.samples("bees", "test")
-    assert isinstance(vision.predictor, ClipVision)
-    ours = vision.predictor(load_file(expert / "model.safetensors"), samples.inputs, samples.head)
+    assert isinstance(vision.model, ClipVision)
+    ours = vision.model(load_file(expert / "model.safetensors"), samples.inputs, samples.head)
     with np.load(vision.path / "data" / "bees.npz") as file:
         pixels = torch.from_numpy((file["x_test"].transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5).float()
     with torch.no_grad():
@@ -169,8 +171,8 @@ def test_text_encoder_is_the_mean_of_real_tokens(text):
 
     expert = text.task("animal").expert
     samples = text.samples("animal", "test")
-    assert isinstance(text.predictor, TextEncoder)
-    ours = text.predictor(load_file(expert / "model.safetensors"), samples.inputs, samples.head)
+    assert isinstance(text.model, TextEncoder)
+    ours = text.model(load_file(expert / "model.safetensors"), samples.inputs, samples.head)
     model = AutoModel.from_pretrained(expert).eval()
     for row in range(3):
         ids = samples.inputs["input_ids"][row : row + 1, :4]  # every text has four words
@@ -190,7 +192,7 @@ def test_padding_changes_no_text_loss(text):
     alone = []
     for task in objective.tasks:
         losses = [
-            functional.cross_entropy(text.predictor(params, row.inputs, row.head), row.labels)
+            functional.cross_entropy(text.model(params, row.inputs, row.head), row.labels)
             for row in (task.rows(slice(i, i + 1)) for i in range(len(task)))
         ]
         alone.append(torch.stack(losses).mean())
@@ -237,25 +239,25 @@ def test_frozen_parameters_stay_out_of_the_model(vision):
         if t.is_floating_point()
     }
     vision.objective(["ants"], size=8).accumulate(params)
-    assert all(p.grad is None and not p.requires_grad for p in vision.predictor.model.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in vision.model.module.parameters())
     assert any(p.grad is not None and p.grad.any() for p in params.values())
 
 
 def test_a_head_is_needed(vision):
     samples = vision.samples("ants", "test")
     with pytest.raises(OptionError, match="needs a head"):
-        vision.predictor({}, samples.inputs, None)
+        vision.model({}, samples.inputs, None)
 
 
 def test_a_checkpoint_of_another_class_is_refused(vision):
     samples = vision.samples("ants", "test")
     with pytest.raises(OptionError, match="other names than those of CLIPVisionModelWithProjection"):
-        vision.predictor({"clip.vision.weight": torch.zeros(3)}, samples.inputs, samples.head)
+        vision.model({"clip.vision.weight": torch.zeros(3)}, samples.inputs, samples.head)
 
 
 def test_pooling_is_checked(text):
     with pytest.raises(OptionError, match="pooling is 'max'"):
-        make_predictor(text.base, {**text.settings, "pooling": "max"})
+        make_model(text.base, {**text.settings, "pooling": "max"})
 
 
 # --- a suite's objective ----------------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def test_calibration_comes_from_training_data_only(vision, text):
 def test_accuracy_is_the_share_of_hits(vision):
     params = load_file(vision.task("cats").expert / "model.safetensors")
     samples = vision.samples("cats", "test")
-    hits = (vision.predictor(params, samples.inputs, samples.head).argmax(1) == samples.labels).float().mean()
+    hits = (vision.model(params, samples.inputs, samples.head).argmax(1) == samples.labels).float().mean()
     assert vision.accuracy(params, "cats") == pytest.approx(100 * float(hits))
     assert vision.accuracies(params, ["cats"], batch=3) == [vision.accuracy(params, "cats")]
     half = {n: t.bfloat16() if t.is_floating_point() else t for n, t in params.items()}
@@ -286,3 +288,40 @@ def test_accuracy_is_the_share_of_hits(vision):
 def test_unknown_task(vision):
     with pytest.raises(OptionError, match="no task 'bee'; did you mean 'bees'"):
         vision.objective(["bee"])
+
+
+# --- what a rule may ask ----------------------------------------------------------------------------------------------
+
+
+def test_minibatches_are_seeded_and_share_the_rows_evenly():
+    objective = mw.Objective(linear, TASKS, size=60)
+    first, second, other = (list(objective.batches(3, 12, seed)) for seed in (5, 5, 6))
+    assert [[len(rows) for rows in batch] for batch in first] == [[4, 4, 4]] * 3
+    rows = [[task.inputs["x"] for batch in run for task in batch] for run in (first, second, other)]
+    assert all(torch.equal(a, b) for a, b in zip(rows[0], rows[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(rows[0], rows[2], strict=True))
+    assert objective.accumulate_task({"w": PARAMS["w"].clone().requires_grad_()}, first[0][1]) > 0
+
+
+def test_a_function_is_an_objective_without_tasks():
+    loss = as_objective(lambda params: params["w"].square().sum())
+    assert isinstance(loss, Objective) and isinstance(mw.Objective(linear, TASKS), Objective)
+    assert as_objective(loss) is loss and loss.seen(3) is loss and not loss.tasks
+    value, grad = gradient(loss)
+    assert value == pytest.approx(float(PARAMS["w"].square().sum())) and torch.allclose(grad, 2 * PARAMS["w"])
+    for ask, what in (
+        (lambda: loss.task_losses(PARAMS), "per-task losses"),
+        (lambda: loss.accumulate_task(PARAMS, TASKS[0]), "per-task gradients"),
+        (lambda: loss.batches(1), "minibatches are drawn from samples"),
+        (loss.newest, "give the task's data, not a function"),
+    ):
+        with pytest.raises(OptionError, match=what):
+            ask()
+    with pytest.raises(mw.MergewayError, match="must return one number as a tensor"):
+        as_objective(lambda params: params["w"])(PARAMS)
+
+
+def test_the_data_of_one_task():
+    objective = mw.Objective(linear, TASKS, size=24)
+    assert [len(objective.task_data(k)[1]) for k in range(3)] == [24, 24, 24]
+    assert objective.newest()[1].task == "c"

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from mergeway.calibration.readers import base_settings, read_data, read_head
-from mergeway.calibration.task_data import arrival_data
+from mergeway.calibration.readers import read_data, read_head
+from mergeway.calibration.task_data import task_data
 from mergeway.errors import OptionError
-from mergeway.model.encoders import make_predictor
+from mergeway.model.kinds import kind_of, make_model
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, tiny.SIDE, tiny.SIDE, 3), dtype=np.uint8)
@@ -45,19 +45,19 @@ def same_images(samples) -> None:
 def test_npz_with_a_split(vision, tmp_path):
     other = RNG.integers(0, 256, IMAGES.shape, dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=LABELS, x_test=other, y_test=LABELS)
-    same_images(read_data(tmp_path / "a.npz", "t", HEAD, vision.predictor))
+    same_images(read_data(tmp_path / "a.npz", "t", HEAD, vision.model))
 
 
 def test_npz_without_a_split(vision, tmp_path):
     np.savez(tmp_path / "a.npz", x=IMAGES, y=LABELS.astype(np.uint8))
-    same_images(read_data(tmp_path / "a.npz", "t", HEAD, vision.predictor))
+    same_images(read_data(tmp_path / "a.npz", "t", HEAD, vision.model))
 
 
 @pytest.mark.parametrize("shape", [(6, tiny.SIDE, tiny.SIDE), (6, tiny.SIDE, tiny.SIDE, 1)])
 def test_npz_of_grey_images(vision, tmp_path, shape):
     grey = IMAGES[..., 0].reshape(shape)
     np.savez(tmp_path / "a.npz", x=grey, y=LABELS)
-    images = read_data(tmp_path / "a.npz", "t", HEAD, vision.predictor).inputs["images"].numpy()
+    images = read_data(tmp_path / "a.npz", "t", HEAD, vision.model).inputs["images"].numpy()
     assert images.shape == IMAGES.shape
     assert all(np.array_equal(images[..., c], IMAGES[..., 0]) for c in range(3))
 
@@ -69,7 +69,7 @@ def test_folder_of_images(vision, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{k}.png").write_bytes(png(image))
         (folder / "notes.txt").write_text("not an image")
-    samples = read_data(tmp_path / "data", "t", HEAD, vision.predictor)
+    samples = read_data(tmp_path / "data", "t", HEAD, vision.model)
     order = np.argsort(LABELS, kind="stable")
     assert np.array_equal(samples.inputs["images"].numpy(), IMAGES[order])
     assert samples.labels.tolist() == LABELS[order].tolist()
@@ -78,7 +78,7 @@ def test_folder_of_images(vision, tmp_path):
 def test_images_are_resized(vision, tmp_path):
     (tmp_path / "data" / "a").mkdir(parents=True)
     Image.fromarray(np.full((32, 16), 77, np.uint8)).save(tmp_path / "data" / "a" / "grey.png")
-    samples = read_data(tmp_path / "data", "t", HEAD[:1], vision.predictor)
+    samples = read_data(tmp_path / "data", "t", HEAD[:1], vision.model)
     assert samples.inputs["images"].shape == (1, tiny.SIDE, tiny.SIDE, 3)
     assert samples.inputs["images"].unique().tolist() == [77]
 
@@ -90,7 +90,7 @@ def test_parquet_of_images(vision, tmp_path, nested):
     column = [{"bytes": b, "path": None} for b in encoded] if nested else encoded
     table = pyarrow.table({"image": column, "label": LABELS})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    same_images(read_data(tmp_path / "a.parquet", "t", HEAD, vision.predictor))
+    same_images(read_data(tmp_path / "a.parquet", "t", HEAD, vision.model))
 
 
 def test_text_from_jsonl_and_parquet(text, tmp_path):
@@ -99,7 +99,7 @@ def test_text_from_jsonl_and_parquet(text, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     pyarrow.parquet.write_table(pyarrow.table({"text": texts, "label": labels}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
-        samples = read_data(tmp_path / name, "t", HEAD, text.predictor)
+        samples = read_data(tmp_path / name, "t", HEAD, text.model)
         assert samples.labels.tolist() == labels
         assert samples.inputs["attention_mask"].sum(1).tolist() == [3, 4, 1]
         words = {w: k + 2 for k, w in enumerate(tiny.WORDS)}
@@ -108,13 +108,13 @@ def test_text_from_jsonl_and_parquet(text, tmp_path):
 
 def test_data_of_a_suite(vision):
     """SUITE#TASK brings head and settings; without #TASK the arrival's own name decides."""
-    settings, samples = arrival_data(f"{vision.path}#bees", None, "other", vision.base)
+    model, samples = task_data(f"{vision.path}#bees", None, "other", vision.base)
     assert samples.task == "other"
     assert torch.equal(samples.labels, vision.samples("bees", "train").labels)
-    assert settings["kind"] == "clip-vision"
-    assert settings["logit_scale"] == tiny.SCALE
+    assert model.settings["kind"] == "clip-vision"
+    assert model.settings["logit_scale"] == tiny.SCALE
     assert torch.equal(
-        arrival_data(str(vision.path), None, "cats", vision.base)[1].head, vision.samples("cats", "test").head
+        task_data(str(vision.path), None, "cats", vision.base)[1].head, vision.samples("cats", "test").head
     )
 
 
@@ -125,24 +125,24 @@ def test_settings_of_a_vision_base(vision, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(vision.base, base)
     save_file({"weight": HEAD}, tmp_path / "head.safetensors")
-    plain = base_settings(base, tmp_path / "head.safetensors")
+    plain = kind_of(base, tmp_path / "head.safetensors")
     assert plain["kind"] == "clip-vision"
     assert plain["logit_scale"] == 100
     (base / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}))
     save_file({"weight": HEAD, "logit_scale": torch.tensor(14.0)}, tmp_path / "head.safetensors")
-    told = base_settings(base, tmp_path / "head.safetensors")
+    told = kind_of(base, tmp_path / "head.safetensors")
     assert told == {
         "kind": "clip-vision",
         "logit_scale": 14.0,
         "image_mean": [0.1, 0.2, 0.3],
         "image_std": [1, 2, 3],
     }
-    assert make_predictor(base, told).scale == 14
+    assert make_model(base, told).scale == 14
 
 
 def test_settings_of_a_text_base(text, tmp_path):
     save_file({"weight": HEAD}, tmp_path / "head.safetensors")
-    assert base_settings(text.base, tmp_path / "head.safetensors")["kind"] == "text-encoder"
+    assert kind_of(text.base, tmp_path / "head.safetensors")["kind"] == "text-encoder"
 
 
 def test_a_base_without_a_ready_made_objective(vision, tmp_path):
@@ -151,7 +151,7 @@ def test_a_base_without_a_ready_made_objective(vision, tmp_path):
     (base / "config.json").write_text(json.dumps({"model_type": "llama"}))
     save_file({"weight": HEAD}, tmp_path / "head.safetensors")
     with pytest.raises(OptionError, match=r"type 'llama' has no ready-made objective; .*--objective"):
-        base_settings(base, tmp_path / "head.safetensors")
+        kind_of(base, tmp_path / "head.safetensors")
 
 
 # --- mistakes, through the command line -------------------------------------------------------------------------------
@@ -278,19 +278,19 @@ def test_tables_that_do_not_fit(adding, tmp_path):
 def test_lines_that_are_no_samples(text, tmp_path, content, said):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(OptionError, match=said):
-        read_data(tmp_path / "a.jsonl", "t", HEAD, text.predictor)
+        read_data(tmp_path / "a.jsonl", "t", HEAD, text.model)
 
 
 def test_text_that_is_no_utf8(text, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "\xff", "label": 0}\n')
     with pytest.raises(OptionError, match="UTF-8"):
-        read_data(tmp_path / "a.jsonl", "t", HEAD, text.predictor)
+        read_data(tmp_path / "a.jsonl", "t", HEAD, text.model)
 
 
 def test_images_for_a_text_encoder(text, tmp_path):
     for data in (npz(tmp_path / "a.npz", x=IMAGES, y=LABELS), tmp_path):
         with pytest.raises(OptionError, match="holds images, but the base is a text encoder"):
-            read_data(data, "t", HEAD, text.predictor)
+            read_data(data, "t", HEAD, text.model)
 
 
 def test_a_head_is_read_in_float32(tmp_path):

@@ -73,7 +73,7 @@ def test_fifty_bfloat16_folds_do_not_drift(folds, tmp_path, rule, oracle, allowe
         slack = allowed * np.abs(update[name]).max()
         assert np.all(np.abs(tensor.double().numpy() - exact[name]) <= half_unit + slack), name
 
-    memory = read(tmp_path / "trunk" / "steps" / f"{FOLDS:06d}" / "memory.safetensors")
+    memory = read(tmp_path / "trunk" / "steps" / f"{FOLDS:06d}" / "state.safetensors")
     lam = trunk.log()[-1].stream["facts"].get("lambda", 1.0)
     for name in SHAPES:
         kept = memory[f"sum/{name}"] / (FOLDS if rule == "average" else lam)

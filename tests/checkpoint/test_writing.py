@@ -121,14 +121,15 @@ def test_side_files_are_copied_and_others_are_not(stream, tmp_path, call):
     save_file(s.base_tensors, base / "model.safetensors")
     copied = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "vocab.txt")
     copied += ("preprocessor_config.json", "merges.txt", "spiece.model", "chat_template.jinja", "LICENSE")
-    for name in copied:
-        (base / name).write_text(f"{name} of the base")
+    texts = {name: "{}" if name == "config.json" else f"{name} of the base" for name in copied}
+    for name, text in texts.items():
+        (base / name).write_text(text)
     for name in ("README.md", "optimizer.pt", "trainer_state.json", ".gitattributes", "training_args.bin"):
         (base / name).write_text("not part of the model")
     call("merge", base, *s.arrivals, "--out", tmp_path / "out").ok()
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"model.safetensors", "README.md", *copied}
-    for name in copied:
-        assert (tmp_path / "out" / name).read_text() == f"{name} of the base"
+    for name, text in texts.items():
+        assert (tmp_path / "out" / name).read_text() == text
 
 
 def test_export_in_another_dtype(stream, tmp_path, call):

@@ -406,7 +406,7 @@ TRUNKS: dict[str, Case] = {
     "settings-not-json": (lambda b: ["add", b.edit("trunk.json", lambda t: t[:-9]), b.other], "trunk.json"),
     "settings-a-list": (lambda b: ["log", b.edit("trunk.json", lambda t: "[]")], "trunk.json"),
     "settings-of-tomorrow": (
-        lambda b: ["add", b.edit("trunk.json", lambda t: t.replace('"format": 1', '"format": 9')), b.other],
+        lambda b: ["add", b.edit("trunk.json", lambda t: t.replace('"format": 2', '"format": 9')), b.other],
         "format 9",
     ),
     "settings-without-rule": (
@@ -421,7 +421,7 @@ TRUNKS: dict[str, Case] = {
         lambda b: ["log", b.edit("trunk.json", lambda t: t.replace('"options": {}', '"options": 3'))],
         "trunk.json",
     ),
-    "memory-missing": (lambda b: _without(b, "steps/000004/memory.safetensors"), "no such file"),
+    "memory-missing": (lambda b: _without(b, "steps/000004/state.safetensors"), "no such file"),
     "snapshot-missing": (lambda b: _without(b, "steps/000004"), "000004"),
     "snapshots-missing": (lambda b: _without(b, "steps"), "steps"),
 }

@@ -71,7 +71,7 @@ def test_a_rank_that_dies_ends_the_job(tmp_path, stream, victim):
     before = slow.log()[-1]
     job = torchrun.start("add", tmp_path / "slow", made.arrivals[1], "--task", "second")
     until = time.monotonic() + 120
-    while not list((tmp_path / "slow" / "steps").glob("next-*/memory.safetensors")):
+    while not list((tmp_path / "slow" / "steps").glob("next-*/state.safetensors")):
         assert time.monotonic() < until and job.poll() is None
         time.sleep(0.05)
     pid = torchrun.rank_of(job, victim)

@@ -8,7 +8,7 @@ import torch
 import torchrun
 
 import mergeway as mw
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -73,13 +73,13 @@ def test_rule_has_a_page_with_its_options_and_defaults(name):
     for heading in (
         "Options" if not dataclasses.fields(RULES[name]) else "| option |",
         "Utilities",
-        "Memory",
+        "State",
         "Deviations",
     ):
         assert heading in page, f"the page of {name} does not speak of {heading}"
     assert re.search(r"zero updates", page, re.I), f"the page of {name} does not say what a zero update gives"
     works = "[`remove`](../commands/remove.md) works" in page
-    assert works == RULES[name].additive
+    assert works == issubclass(RULES[name], mergeway.rules.Removable)
 
 
 @pytest.mark.parametrize("name", RULES)

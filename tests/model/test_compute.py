@@ -13,7 +13,7 @@ from mergeway.calibration.alignment import Alignment, align
 from mergeway.calibration.statistics import fisher_diagonal, gram_matrices
 from mergeway.errors import OptionError
 from mergeway.model.compute import carry_back, choose
-from mergeway.model.encoders import Classifier
+from mergeway.model.model import Classifier
 from mergeway.model.tangent import Tangent
 from mergeway.train import Training, finetune
 
@@ -117,7 +117,7 @@ def test_checkpointing_gives_the_same_bits_and_forgets_activations(folder):
         params = {n: t.requires_grad_() for n, t in load_file(folder / "base" / "model.safetensors").items()}
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            suite.predictor(params, suite.samples("ants", "train").inputs, suite.samples("ants", "train").head)
+            suite.model(params, suite.samples("ants", "train").inputs, suite.samples("ants", "train").head)
         return sum(sizes)
 
     assert kept(checkpointing=True) < 0.7 * kept()
@@ -150,8 +150,8 @@ def test_compiled_is_the_same_to_rounding(folder):
         torch.testing.assert_close(grads[name], grad, rtol=1e-4, atol=1e-5)
     suite = mw.load_suite(folder, compute=mw.Compute(compile=True))
     params = load_file(folder / "base" / "model.safetensors")
-    heard = gram_matrices(suite.predictor, params, suite.samples("ants", "train"))
-    assert heard.keys() == gram_matrices(mw.load_suite(folder).predictor, params, suite.samples("ants", "train")).keys()
+    heard = gram_matrices(suite.model, params, suite.samples("ants", "train"))
+    assert heard.keys() == gram_matrices(mw.load_suite(folder).model, params, suite.samples("ants", "train")).keys()
 
 
 # --- everything that runs a model -------------------------------------------------------------------------------------
@@ -168,14 +168,14 @@ def test_every_user_of_a_model_takes_them(folder):
     assert small.accuracies(merged[0], names) == plain.accuracies(merged[0], names)
     samples = plain.samples("ants", "train")
     for ask in (fisher_diagonal, gram_matrices):
-        ours, theirs = ask(small.predictor, merged[0], samples), ask(plain.predictor, merged[0], samples)
+        ours, theirs = ask(small.model, merged[0], samples), ask(plain.model, merged[0], samples)
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-7)
     training = Training(steps=3, lr=1e-3, batch=16, warmup=0.0)
     tuned = [finetune(s, "ants", None, training).params for s in (plain, small)]
     for name in tuned[0]:
         torch.testing.assert_close(tuned[1][name], tuned[0][name], rtol=0, atol=2e-4)
-    aligned = [align(s.predictor, merged[0], tuned[0], samples, Alignment()).after for s in (plain, small)]
+    aligned = [align(s.model, merged[0], tuned[0], samples, Alignment()).after for s in (plain, small)]
     assert aligned[0] == pytest.approx(aligned[1], rel=1e-4)
 
 
@@ -197,4 +197,4 @@ def test_the_tangent_model_is_neither_compiled_nor_checkpointed(folder):
     for options in ({"checkpointing": True}, {"compile": True}):
         suite = mw.load_suite(folder, compute=mw.Compute(**options))
         with pytest.raises(OptionError, match="goes with neither --checkpointing nor --compile"):
-            Tangent(suite.predictor, {})
+            Tangent(suite.model, {})

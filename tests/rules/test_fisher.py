@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from streams import LARGE, UNIFORM, WEIGHTED, make_stream, relative_error, updates_of
 
 import mergeway
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 from mergeway.checkpoint.moments import write_moments
 from mergeway.errors import CheckpointError, OptionError
 

@@ -8,8 +8,8 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
+from mergeway.bench.suite import load_suite
 from mergeway.calibration.statistics import gram_matrices
-from mergeway.calibration.suite import load_suite
 
 
 def test_padding_is_no_input(tmp_path):
@@ -21,8 +21,8 @@ def test_padding_is_no_input(tmp_path):
     assert lengths.max() < len(places)
     mask = (places < lengths[:, None]).long()
     samples = replace(samples, inputs={**samples.inputs, "attention_mask": mask})
-    found = gram_matrices(suite.predictor, params, samples)
-    model = suite.predictor.model
+    found = gram_matrices(suite.model, params, samples)
+    model = suite.model.module
     layer = next(n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "query" in n)
     heard: list[torch.Tensor] = []
     handle = model.get_submodule(layer).register_forward_pre_hook(lambda _, x: heard.append(x[0][0].double()))
@@ -30,7 +30,7 @@ def test_padding_is_no_input(tmp_path):
         with torch.no_grad():
             for i, length in enumerate(lengths.tolist()):
                 alone = {k: v[i : i + 1, :length] for k, v in samples.inputs.items()}
-                suite.predictor(params, alone, samples.head)
+                suite.model(params, alone, samples.head)
     finally:
         handle.remove()
     rows = torch.cat(heard)

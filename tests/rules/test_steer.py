@@ -119,7 +119,7 @@ def test_agrees_with_the_equations(weights, options):
     assert relative_error(updates_of(s.base, merged), expected) < 1e-6
 
 
-@pytest.mark.parametrize(("carry", "merges"), [(0.5, 2), (0.0, 1)])
+@pytest.mark.parametrize(("carry", "merges"), [(0.5, 2), (0.0, 2)])
 def test_takes_as_many_gradients_as_it_says(carry, merges):
     """Fifteen a merge; where nothing is carried on, a stream in one go merges at its end only, which gives the same bits."""
     s = make_stream(12, count=3)

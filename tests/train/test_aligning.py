@@ -12,8 +12,8 @@ import tiny
 import torch
 
 import mergeway
+from mergeway.bench.suite import load_suite
 from mergeway.calibration.alignment import Alignment
-from mergeway.calibration.suite import load_suite
 from mergeway.errors import OptionError, TrunkError
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import mergeway
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 from mergeway.checkpoint import open_checkpoint
 from mergeway.errors import OptionError
 from mergeway.train import Training, finetune

@@ -11,7 +11,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 
 
 @pytest.fixture(scope="module")

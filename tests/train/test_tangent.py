@@ -8,8 +8,10 @@ import tiny
 import torch
 from torch import nn
 
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 from mergeway.checkpoint import open_checkpoint
+from mergeway.model.compute import Compute
+from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
 
 
@@ -26,10 +28,10 @@ def base_of(suite, dtype=torch.float32):
 
 def test_at_the_base_it_is_the_base_to_the_bit(suite):
     base, samples = base_of(suite), suite.samples(suite.tasks[0].name, "train")
-    tangent = Tangent(suite.predictor, base)
+    tangent = Tangent(suite.model, base)
     with torch.no_grad():
-        assert torch.equal(tangent.embed(base, samples.inputs), suite.predictor.embed(base, samples.inputs))
-        plain = suite.predictor.scale * nn.functional.normalize(suite.predictor.embed(base, samples.inputs), dim=-1)
+        assert torch.equal(tangent.embed(base, samples.inputs), suite.model.embed(base, samples.inputs))
+        plain = suite.model.scale * nn.functional.normalize(suite.model.embed(base, samples.inputs), dim=-1)
         assert torch.equal(tangent(base, samples.inputs, samples.head), plain @ samples.head.mT)
 
 
@@ -38,11 +40,11 @@ def test_it_moves_as_finite_differences_say(suite):
     samples = suite.samples(suite.tasks[0].name, "train").rows(slice(0, 4))
     generator = torch.Generator().manual_seed(0)
     way = {n: torch.randn(t.shape, generator=generator) for n, t in base.items()}
-    tangent, h = Tangent(suite.predictor, base), 1e-3
+    tangent, h = Tangent(suite.model, base), 1e-3
 
     def at(step):
         with torch.no_grad():
-            return suite.predictor.embed({n: t + step * way[n] for n, t in base.items()}, samples.inputs).double()
+            return suite.model.embed({n: t + step * way[n] for n, t in base.items()}, samples.inputs).double()
 
     slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
     with torch.no_grad():
@@ -50,16 +52,24 @@ def test_it_moves_as_finite_differences_say(suite):
     assert float((moved - slope).norm() / slope.norm()) < 5e-3
 
 
-class _Linear:
-    """A predictor that is linear in its weight already: its tangent model is itself."""
+class _Linear(Encoder):
+    """An encoder that is linear in its weight already: its tangent model is itself."""
 
     scale = 1.0
 
     def __init__(self):
-        self.model = nn.Linear(5, 3, bias=False)
+        self.compute = Compute("cpu")
+        self._linear = nn.Linear(5, 3, bias=False)
+
+    @property
+    def width(self):
+        return 3
+
+    def _family(self):
+        raise NotImplementedError
 
     def embed(self, params, inputs):
-        return torch.func.functional_call(self.model, dict(params), (inputs["x"],))
+        return torch.func.functional_call(self._linear, dict(params), (inputs["x"],))
 
 
 def test_on_a_linear_model_gradient_descent_reaches_the_exact_solution():

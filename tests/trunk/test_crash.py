@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from shared import draw_tensors, listing
+from shared import committed, draw_tensors
 
 import mergeway as mw
 
@@ -72,14 +72,6 @@ def driver():
     made = Driver()
     yield made
     made.close()
-
-
-def committed(trunk: Path) -> dict[str, str]:
-    """Every file that belongs to the trunk's commits; not what a writer is in the middle of."""
-    recorded = {f"{r.step:06d}" for r in mw.Trunk.open(trunk).log()}
-    files = {Path(p).relative_to(trunk): digest for p, digest in listing(trunk).items() if digest != "directory"}
-    ours = {Path("trunk.json"), Path("journal.jsonl")}
-    return {str(p): d for p, d in files.items() if p in ours or (p.parts[0] == "steps" and p.parts[1] in recorded)}
 
 
 def test_killed_at_a_hundred_moments(driver, tmp_path):

@@ -515,10 +515,10 @@ def test_a_moved_trunk_still_works(trunk, call, tmp_path):
 def test_wrong_format_version(trunk, call):
     path, s = trunk
     settings = path / "trunk.json"
-    settings.write_text(settings.read_text().replace('"format": 1', '"format": 2'))
+    settings.write_text(settings.read_text().replace('"format": 2', '"format": 3'))
     before = listing(path)
     for words in (["add", path, s.arrivals[0]], ["log", path], ["verify", path]):
-        assert "format 2" in refuse_and_leave_unharmed(path, call(*words), before)
+        assert "format 3" in refuse_and_leave_unharmed(path, call(*words), before)
 
 
 # --- from Python -----------------------------------------------------------------------------------------------------

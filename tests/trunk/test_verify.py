@@ -42,7 +42,7 @@ def contents(path):
 def test_intact(trunk):
     assert problems(trunk) == []
     names = {p.name for p in contents(trunk)}
-    assert names == {"trunk.json", "journal.jsonl", "head", "digests.json", "model.safetensors", "memory.safetensors"}
+    assert names == {"trunk.json", "journal.jsonl", "head", "digests.json", "model.safetensors", "state.safetensors"}
 
 
 def test_any_changed_byte_of_any_file(trunk):
@@ -93,7 +93,7 @@ def test_files_of_another_length(trunk, how):
 
 
 def test_a_changed_value_names_its_tensor(trunk):
-    path = trunk / "steps" / "000001" / "memory.safetensors"
+    path = trunk / "steps" / "000001" / "state.safetensors"
     data = bytearray(path.read_bytes())
     length = int.from_bytes(data[:8], "little")
     start, _ = json.loads(data[8 : 8 + length])["sum/layer.bias"]["data_offsets"]
@@ -197,7 +197,7 @@ def test_json_lists_the_problems(trunk, call):
 
 def test_every_problem_gets_a_line(trunk, call):
     for step in ("000001", "000003"):
-        (trunk / "steps" / step / "memory.safetensors").unlink()
+        (trunk / "steps" / step / "state.safetensors").unlink()
     done = call("verify", trunk)
     assert done.code == 2
     lines = done.err.splitlines()

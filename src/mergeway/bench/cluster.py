@@ -8,7 +8,7 @@ from typing import Any
 
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, run_cell
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mergeway.bench import Run, bench
 from mergeway.bench.report import record_sweep, run_data, write_page
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import embedded
-from mergeway.calibration.suite import load_suite
 from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
 from mergeway.rules import RULES

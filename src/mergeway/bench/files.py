@@ -24,7 +24,7 @@ from typing import Any
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, Underway
 from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import replace_text
+from mergeway.core.files import make_directory, replace_text, writing
 from mergeway.errors import OptionError
 
 
@@ -45,7 +45,7 @@ class RunFiles:
             return
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OptionError(f"{out}: exists and is not a run; choose another directory")
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         replace_text(described, json.dumps(description, indent=2) + "\n")
 
     def read(self) -> dict[str, list[FoldResult]]:
@@ -68,7 +68,7 @@ class RunFiles:
             (self._timings, _timing(cell.key, fold)),
             (self._folds, _line(cell.key, len(cell.order), fold)),
         ):
-            with open(path, "a", encoding="utf-8") as file:
+            with writing(path), open(path, "a", encoding="utf-8") as file:
                 file.write(line)
 
     def _write(self, streams: dict[str, tuple[int, list[FoldResult]]]) -> None:
@@ -94,7 +94,7 @@ class RunFiles:
 
     def _write_matrices(self, finished: Sequence[tuple[Cell, list[FoldResult]]]) -> None:
         folder = self._out / "matrices"
-        folder.mkdir(exist_ok=True)
+        make_directory(folder)
         for cell, folds in finished:
             rows = [",".join(["after", *cell.order])]
             for fold in folds:

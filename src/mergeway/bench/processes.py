@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, Underway, run_cell
-from mergeway.calibration.suite import Suite, load_suite
+from mergeway.bench.suite import Suite, load_suite
 from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute

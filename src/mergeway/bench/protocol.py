@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mergeway.calibration.suite import Suite
+from mergeway.bench.suite import Suite
 from mergeway.errors import OptionError
 from mergeway.rules import make
 

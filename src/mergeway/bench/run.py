@@ -14,7 +14,7 @@ from mergeway.bench.files import RunFiles
 from mergeway.bench.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
 from mergeway.bench.protocol import Cell, plan
 from mergeway.bench.stream import FoldResult, matrix_of, run_cell
-from mergeway.calibration.suite import Suite, load_suite
+from mergeway.bench.suite import Suite, load_suite
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute

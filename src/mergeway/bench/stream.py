@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from mergeway.bench.protocol import Cell
-from mergeway.calibration.suite import Suite
+from mergeway.bench.suite import Suite
 from mergeway.checkpoint import Checkpoint, SafetensorsFiles
-from mergeway.checkpoint.writer import replace_text
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import make_directory, replace_text, replaced
 from mergeway.fold.merge import FoldedModel, fold_steps
 from mergeway.rules import Fold, make
 
@@ -51,7 +52,9 @@ def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iter
         seconds = time.perf_counter() - started
         accuracies = tuple(suite.accuracies(step.params, cell.order[:k], seen=cell.order[:k]))
         ahead = suite.accuracy(step.params, cell.order[k], cell.order[: k + 1]) if k < len(cell.order) else None
-        folds.append(FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), step.details, seconds, ahead))
+        folds.append(
+            FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), dict(step.details), seconds, ahead)
+        )
         if underway and k < len(cell.order):
             underway.keep(folds, step)
         yield folds[-1]
@@ -59,10 +62,10 @@ def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iter
 
 
 class Underway:
-    """The folds of an unfinished stream and the rule's memory after the last of them, in a directory of their own.
+    """The folds of an unfinished stream and the rule's state after the last of them, in a directory of their own.
 
-    The memory of a fold is a file of its own, and the folds, which name it, are replaced in one go: a kill at any moment
-    leaves a fold and its memory.
+    The state of a fold is a file of its own, and the folds, which name it, are replaced in one go: a kill at any moment
+    leaves a fold and its state.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,16 +74,15 @@ class Underway:
 
     def keep(self, folds: Sequence[FoldResult], step: FoldedModel) -> None:
         """Keep the stream as it stands, unless that was done a moment ago."""
-        from safetensors.torch import save_file
-
         if time.perf_counter() - self._kept < KEEP_AFTER:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        save_file({name: step.memory.read(name) for name in step.memory.infos}, self._memory(step.at.step))
-        told = {"at": asdict(step.at), "folds": [asdict(fold) for fold in folds]}
-        replace_text(self.directory / "folds.json", json.dumps(told) + "\n")
-        for path in self.directory.glob("memory-*.safetensors"):
-            if path != self._memory(step.at.step):
+        make_directory(self.directory)
+        with replaced(self._state(step.at.step)) as new:
+            save_tensors(new, {name: step.state.read(name) for name in step.state.infos})
+        text = json.dumps({"at": asdict(step.at), "folds": [asdict(fold) for fold in folds]}) + "\n"
+        replace_text(self.directory / "folds.json", text)
+        for path in self.directory.glob("state-*.safetensors"):
+            if path != self._state(step.at.step):
                 path.unlink()
         self._kept = time.perf_counter()
 
@@ -89,17 +91,17 @@ class Underway:
         path = self.directory / "folds.json"
         if not path.exists():
             return [], None
-        told = json.loads(path.read_text(encoding="utf-8"))
-        at = Fold(**told["at"])
-        folds = [FoldResult(**{**fold, "accuracies": tuple(fold["accuracies"])}) for fold in told["folds"]]
-        return folds, (at, SafetensorsFiles("memory", [self._memory(at.step)]))
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        at = Fold(**kept["at"])
+        folds = [FoldResult(**{**fold, "accuracies": tuple(fold["accuracies"])}) for fold in kept["folds"]]
+        return folds, (at, SafetensorsFiles("state", [self._state(at.step)]))
 
     def drop(self) -> None:
         """Forget a stream that is finished."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _memory(self, step: int) -> Path:
-        return self.directory / f"memory-{step}.safetensors"
+    def _state(self, step: int) -> Path:
+        return self.directory / f"state-{step}.safetensors"
 
 
 def matrix_of(folds: Sequence[FoldResult], ahead: bool = False) -> np.ndarray:

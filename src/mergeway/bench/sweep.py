@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mergeway.bench.suite import Suite
 from mergeway.calibration.samples import DEFAULT_SIZE
-from mergeway.calibration.suite import Suite
 from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.core.pool import worker_pool
 from mergeway.errors import OptionError
-from mergeway.fold.prepare import prepare_arrival, prepare_base, worker_pool
+from mergeway.fold.prepare import prepare_arrival, prepare_base
 from mergeway.rules import Ode, make
 
 

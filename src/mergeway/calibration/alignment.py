@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mergeway.calibration.loss import Predict
 from mergeway.calibration.samples import Samples
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
-from mergeway.model.compute import compute_of
-
-Params = Mapping[str, Tensor]
+from mergeway.model.inputs import Params
+from mergeway.model.model import Encoder
+from mergeway.model.tangent import Tangent
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,39 @@ class Aligned:
 
 
 def align(
-    predictor: Any, merged: Params, previous: Params, samples: Samples, how: Alignment, progress: Progress = SILENT
+    model: Predict | Tangent,
+    merged: Params,
+    previous: Params,
+    samples: Samples,
+    how: Alignment,
+    progress: Progress = SILENT,
 ) -> Aligned:
     """Train the chosen parameters of the merged model until its features on these samples are nearer to the previous model's."""
-    if not hasattr(predictor, "embed"):
+    if not isinstance(model, Encoder | Tangent):
         raise OptionError("alignment is for models with features: a CLIP vision tower or a text encoder")
-    compute = compute_of(predictor)
+    compute = model.compute
     size = compute.micro_batch or how.batch
     params = compute.put({n: t.float() for n, t in merged.items() if t.is_floating_point()})
     old = compute.put({n: t.float() for n, t in previous.items() if t.is_floating_point()})
     names = _chosen(params, how.module)
     for name in names:
         params[name] = params[name].clone().requires_grad_()
-    goal = _features(predictor, old, samples, size)
-    before = _bias(_features(predictor, params, samples, size), goal)
-    optimiser = torch.optim.AdamW([params[n] for n in names], lr=how.lr, weight_decay=0.0)
+    goal = _features(model, old, samples, size)
+    before = _bias(_features(model, params, samples, size), goal)
+    optimiser: torch.optim.Optimizer = torch.optim.AdamW([params[n] for n in names], lr=how.lr, weight_decay=0.0)
     measure = functional.mse_loss if how.distance == "mse" else functional.l1_loss
     progress.begin("aligning", how.epochs * len(samples), "samples")
     for epoch in range(how.epochs):
         generator = torch.Generator().manual_seed(1_000_003 * how.seed + epoch)
-        for rows in torch.randperm(len(samples), generator=generator).split(how.batch):
+        for rows in torch.split(torch.randperm(len(samples), generator=generator), how.batch):
             optimiser.zero_grad()
-            for part in rows.split(size):
-                loss = measure(predictor.embed(params, samples.rows(part).inputs), goal[part])
-                (loss * (len(part) / len(rows))).backward()
-            optimiser.step()
+            for part in torch.split(rows, size):
+                loss = measure(model.embed(params, samples.rows(part).inputs), goal[part])
+                torch.autograd.backward(loss * (len(part) / len(rows)))
+            optimiser.step()  # pyright: ignore[reportUnknownMemberType]
             progress.advance(len(rows))
     moved = {n: params[n].detach().cpu() for n in names}
-    return Aligned(moved, before, _bias(_features(predictor, params, samples, size), goal))
+    return Aligned(moved, before, _bias(_features(model, params, samples, size), goal))
 
 
 def _chosen(params: Params, module: str | None) -> list[str]:
@@ -97,13 +102,12 @@ def _chosen(params: Params, module: str | None) -> list[str]:
     return names
 
 
-def _features(predictor: Any, params: Params, samples: Samples, batch: int) -> Tensor:
+def _features(model: Encoder | Tangent, params: Params, samples: Samples, batch: int) -> Tensor:
     with torch.no_grad():
-        made = [
-            predictor.embed(params, samples.rows(slice(i, i + batch)).inputs) for i in range(0, len(samples), batch)
-        ]
-    return torch.cat(made)
+        parts = [model.embed(params, samples.rows(slice(i, i + batch)).inputs) for i in range(0, len(samples), batch)]
+    return torch.cat(parts)
 
 
 def _bias(features: Tensor, goal: Tensor) -> float:
-    return float((features - goal).double().norm()) / len(goal)
+    distance = cast(Tensor, torch.linalg.vector_norm((features - goal).double()))  # pyright: ignore[reportUnknownMemberType]
+    return float(distance) / len(goal)

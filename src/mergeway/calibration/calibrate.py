@@ -2,81 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from torch import Tensor
 
 from mergeway.calibration.memory import CalibrationMemory
-from mergeway.calibration.samples import draw
+from mergeway.calibration.objective import Objective, as_objective
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
 from mergeway.calibration.task_data import task_data
+from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.heads import Head
 from mergeway.errors import OptionError
-from mergeway.fold.prepare import Base
 from mergeway.model.compute import Compute
+from mergeway.model.inputs import Params
+from mergeway.model.kinds import make_model
+from mergeway.model.model import Model
+
+# Of the arrival alone, or by task.
+ByTask = str | Path | Mapping[str, str] | Mapping[str, Path] | Mapping[str, str | Path] | None
 
 
 @dataclass(frozen=True)
-class Ask:
+class CalibrationRequest:
     """What a caller gives with an arrival: data and heads, of the arrival or by task; or an objective; to be kept or not.
 
     `compute` says how the model is run.
     """
 
-    data: str | Mapping[str, str] | None
-    head: str | Path | Mapping[str, str | Path] | None
-    objective: Any
+    data: ByTask
+    head: ByTask
+    objective: Objective | Callable[[Params], Tensor] | None
     remember: bool
     compute: Compute | None = None
 
 
 def calibrate(
-    rule: str, base: Base, tasks: Mapping[str, float], heads: Mapping[str, Head], held: CalibrationMemory, asked: Ask
-) -> tuple[CalibrationMemory | None, Any]:
-    """What to remember from now on, and the loss of all tasks; `tasks` are names and weights, the arrival's last."""
+    rule: str,
+    base: Checkpoint,
+    tasks: Mapping[str, float],
+    heads: Mapping[str, Head],
+    held: CalibrationMemory,
+    request: CalibrationRequest,
+) -> tuple[CalibrationMemory | None, Objective]:
+    """What to remember from now on, and the loss of all tasks; `tasks` are names and weights, the arrival's last.
+
+    `heads` are those that came with the arrivals' weights.
+    """
     names, weights = list(tasks), list(tasks.values())
-    if asked.objective is not None:
-        if asked.data is not None:
+    if request.objective is not None:
+        if request.data is not None:
             raise OptionError("--data and an objective: give one of them")
-        return _kept(held, names, weights), asked.objective
-    directory = base.checkpoint.directory
-    if directory is None or (asked.data is None and len(held.tasks) < len(names)):
+        return held.shared_out(names, weights), as_objective(request.objective)
+    directory = base.directory
+    if directory is None or (request.data is None and len(held.tasks) < len(names)):
         raise OptionError(
             f"rule '{rule}' needs calibration data: give --data and --head with the arrival"
-            + ("" if directory else f" (and a base that is a model directory, not {base.checkpoint.source})")
+            + ("" if directory else f" (and a base that is a model directory, not {base.source})")
         )
-    data, given = _by_task(asked.data, names[-1]), _by_task(asked.head, names[-1])
-    for name in [*data, *given]:
-        if name not in names:
-            raise OptionError(f"--data {name}=…: the trunk holds no task '{name}'; it holds {', '.join(names)}")
-    found = {t.task: t for t in held.tasks}
-    settings = dict(held.settings)
-    for name, where in data.items():
-        own = heads[name].tensors if name in heads else None
-        said, samples = task_data(where, Path(given[name]) if name in given else None, name, directory, own)
-        if settings and dict(said) != settings:
-            raise OptionError(
-                f"the samples of '{name}' are for {said}, those in the trunk for {settings}; one trunk has one kind of model"
-            )
-        settings, found[name] = said, draw(samples, held.bounds.size, held.bounds.seed)
-    if missing := [name for name in names if name not in found]:
+    grown, model = _with_data(held, directory, names, heads, request)
+    remembered = {t.task for t in grown.tasks}
+    if missing := [name for name in names if name not in remembered]:
         raise OptionError(
             f"the trunk remembers no samples of {', '.join(missing)}, which came with --no-memory or an objective of their own; give their data again with --data {missing[0]}=DATA, or an --objective over all tasks"
         )
-    whole = _kept(replace(held, settings=settings, tasks=list(found.values())), names, weights)
+    whole = grown.shared_out(names, weights)
     assert whole is not None
-    return whole if asked.remember else _kept(held, names, weights), whole.objective(directory, weights, asked.compute)
+    kept = whole if request.remember else held.shared_out(names, weights)
+    return kept, whole.objective(model, weights)
 
 
-def _kept(memory: CalibrationMemory, names: Sequence[str], weights: Sequence[float]) -> CalibrationMemory | None:
-    """The remembered samples in the order of the tasks, each cut to its share of all tasks; None when there are none."""
-    counts = dict(zip(names, memory.bounds.counts(len(names), weights), strict=True))
-    found = {t.task: t for t in memory.tasks}
-    tasks = [found[name].rows(slice(counts[name])) for name in names if name in found]
-    return replace(memory, tasks=tasks) if tasks else None
+def read_task(
+    data: str | Path,
+    head: str | Path | None,
+    task: str,
+    base: Checkpoint,
+    own: Head | None = None,
+    compute: Compute | None = None,
+) -> tuple[Model, Samples]:
+    """The model of a base and the samples of one task, under the head that came with its arrival, if any."""
+    if base.directory is None:
+        raise OptionError(f"data can be used with a base that is a model directory, not {base.source}")
+    tensors = own.tensors if own else None
+    model, samples = task_data(str(data), Path(head) if head else None, task, base.directory, tensors, compute)
+    return model, draw(samples, DEFAULT_SIZE)
 
 
-def _by_task(given: Any, arrival: str) -> dict[str, Any]:
+def _with_data(
+    held: CalibrationMemory,
+    directory: Path,
+    names: Sequence[str],
+    heads: Mapping[str, Head],
+    request: CalibrationRequest,
+) -> tuple[CalibrationMemory, Model]:
+    """The memory with the samples that were given, and the model that read them: the one to be run."""
+    data, given = _by_task(request.data, names[-1]), _by_task(request.head, names[-1])
+    for name in [*data, *given]:
+        if name not in names:
+            raise OptionError(f"--data {name}=…: the trunk holds no task '{name}'; it holds {', '.join(names)}")
+    model: Model | None = None
+    for name, where in data.items():
+        own = heads[name].tensors if name in heads else None
+        head = Path(given[name]) if name in given else None
+        model, samples = task_data(str(where), head, name, model or directory, own, request.compute)
+        held = held.holding(model.settings, samples)
+    return held, model or make_model(directory, held.settings, request.compute)
+
+
+def _by_task(given: ByTask, arrival: str) -> dict[str, str | Path]:
     if given is None:
         return {}
-    return dict(given) if isinstance(given, Mapping) else {arrival: given}
+    return {arrival: given} if isinstance(given, str | Path) else dict(given)

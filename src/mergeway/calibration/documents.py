@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mergeway.calibration.lines import read_lines
+from mergeway.calibration.lines import as_object, parse_object, read_lines
 from mergeway.calibration.samples import MASKED, Samples, check_samples
 from mergeway.errors import OptionError
+from mergeway.model.kinds import CausalLM
 
 # Token ids of a document, and for each whether it is to be predicted.
 Document = tuple[list[int], list[bool]]
 
 
-def read_documents(path: Path, task: str, predictor: Any) -> Samples:
+def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
     """The blocks of a JSON lines file; each line has `text`, or `prompt` and `completion`, or `messages`."""
     documents = [
-        _document(f"{path}, line {k}", line, predictor.tokenizer) for k, line in enumerate(read_lines(path), 1) if line
+        _document(f"{path}, line {k}", line, model.tokenizer) for k, line in enumerate(read_lines(path), 1) if line
     ]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
-    made = pack(documents, predictor.max_length, predictor.tokenizer.eos_token_id, task)
-    check_samples(made, str(path))
-    return made
+    samples = pack(documents, model.max_length, model.tokenizer.eos_token_id, task)
+    check_samples(samples, str(path))
+    return samples
 
 
 def pack(documents: list[Document], length: int, end: int | None, task: str) -> Samples:
@@ -43,18 +43,15 @@ def pack(documents: list[Document], length: int, end: int | None, task: str) -> 
     short = -len(ids) % length
     ids += [end if end is not None else 0] * short
     labels += [MASKED] * short
-    made = torch.tensor(ids).view(-1, length), torch.tensor(labels).view(-1, length)
+    blocks, judged_ids = torch.tensor(ids).view(-1, length), torch.tensor(labels).view(-1, length)
     # A block in which nothing is judged, such as the middle of a long prompt, would only cost a pass.
-    useful = (made[1][:, 1:] != MASKED).any(1)
-    return Samples(task, {"input_ids": made[0][useful]}, made[1][useful])
+    useful = (judged_ids[:, 1:] != MASKED).any(1)
+    return Samples(task, {"input_ids": blocks[useful]}, judged_ids[useful])
 
 
 def _document(where: str, line: str, tokenizer: Any) -> Document:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if isinstance(row, dict):
+    row = parse_object(line)
+    if row is not None:
         if isinstance(row.get("text"), str) and row["text"]:
             ids = _ids(tokenizer, row["text"])
             return ids, [True] * len(ids)
@@ -74,9 +71,10 @@ def _chat(where: str, messages: list[Any], tokenizer: Any) -> Document:
         raise OptionError(
             f"{where}: holds a chat, but the base's tokenizer has no chat template; give 'prompt' and 'completion' instead"
         )
-    for message in messages:
-        if not (isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message):
-            raise OptionError(f"{where}: a message is {message!r}; it needs 'role' and 'content'")
+    for given in messages:
+        message = as_object(given)
+        if message is None or not isinstance(message.get("role"), str) or "content" not in message:
+            raise OptionError(f"{where}: a message is {given!r}; it needs 'role' and 'content'")
     ids: list[int] = []
     judged: list[bool] = []
     for count, message in enumerate(messages, 1):

@@ -8,6 +8,7 @@ those with a value in a column; `names` gives the classes in order when the labe
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeway.calibration.lines import as_object
 from mergeway.calibration.pictures import decode
 from mergeway.calibration.samples import Samples, check_samples
 from mergeway.checkpoint.source import read_json
@@ -43,47 +45,48 @@ class HubPictures:
 
     def load(self) -> Tensor:
         """The pixels, uint8 [n, size, size, 3]."""
-        found = self._rows[self._index.tolist()][self._column] if len(self) else []
-        made = [decode(self._where, _bytes(value), self._size) for value in found]
-        return torch.from_numpy(np.stack(made)) if made else torch.zeros(0, self._size, self._size, 3).byte()
+        values: list[Any] = self._rows[self._index.tolist()][self._column] if len(self) else []
+        pictures = [decode(self._where, _bytes(value), self._size) for value in values]
+        return torch.as_tensor(np.stack(pictures)) if pictures else torch.zeros(0, self._size, self._size, 3).byte()
 
 
 def read_hub(path: Path, split: str, task: str, head: Tensor, size: int) -> Samples:
     """The train or test rows that a description file names."""
-    said = read_json(path, "the description of a dataset")
-    if not isinstance(said.get("dataset"), str) or said.keys() - _KEYS:
-        unknown = ", ".join(sorted(said.keys() - _KEYS))
+    description = read_json(path, "the description of a dataset")
+    if not isinstance(description.get("dataset"), str) or description.keys() - _KEYS:
+        unknown = ", ".join(sorted(description.keys() - _KEYS))
         raise OptionError(f"{path}: {f'unknown entries {unknown}' if unknown else 'the entry dataset is missing'}")
-    where = f"{said['dataset']} ({split})"
-    rows, image, labels = open_rows(said, split)
+    where = f"{description['dataset']} ({split})"
+    rows, image, labels = open_rows(description, split)
     index = np.arange(len(labels))
-    if said.get("labels") is not None:
-        index = index[np.isin(labels, said["labels"])]
-    for column, value in (said.get("where") or {}).items():
+    if description.get("labels") is not None:
+        index = index[np.isin(labels, description["labels"])]
+    conditions: dict[str, Any] = description.get("where") or {}
+    for column, value in conditions.items():
         index = index[column_of(rows, column)[index] == value]
-    pictures: Any = HubPictures(where, rows, image, size, index)
-    made = Samples(task, {"images": pictures}, torch.from_numpy(labels[index]), head)
-    check_samples(made, where)
-    return made
+    pictures = HubPictures(where, rows, image, size, index)
+    samples = Samples(task, {"images": pictures}, torch.as_tensor(labels[index]), head)
+    check_samples(samples, where)
+    return samples
 
 
-def open_rows(said: Mapping[str, Any], split: str) -> tuple[Any, str, np.ndarray]:
+def open_rows(description: Mapping[str, Any], split: str) -> tuple[Any, str, np.ndarray]:
     """The rows of a split with their pictures undecoded, the picture column, and the labels as numbers."""
-    source, config = said["dataset"], said.get("config")
-    name = said.get(split, split)
-    everything = load_split(source, config, name or said.get("train", "train"))
-    if name is None or said.get("test", "test") is None:
+    source, config = description["dataset"], description.get("config")
+    name = description.get(split, split)
+    everything = load_split(source, config, name or description.get("train", "train"))
+    if name is None or description.get("test", "test") is None:
         everything = _held_out(everything, split)
-    image = pick_column(source, everything, said.get("image"), IMAGE_COLUMNS)
-    label = pick_column(source, everything, said.get("label"), LABEL_COLUMNS)
-    return everything, image, _numbers(source, column_of(everything, label), said.get("names"))
+    image = pick_column(source, everything, description.get("image"), IMAGE_COLUMNS)
+    label = pick_column(source, everything, description.get("label"), LABEL_COLUMNS)
+    return everything, image, _numbers(source, column_of(everything, label), description.get("names"))
 
 
 @lru_cache(maxsize=64)
 def load_split(source: str, config: str | None, split: str) -> Any:
     """One split of a dataset: from the hub cache where it was downloaded, otherwise as the library finds it."""
     try:
-        import datasets
+        datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise OptionError(f"{source}: datasets of the hub need a library; pip install 'mergeway[hub]'") from None
     datasets.disable_progress_bars()
@@ -108,10 +111,9 @@ def _snapshot(source: str) -> str:
     """The directory of a dataset that 'hf download' fetched, or the name itself for the library to look up."""
     if Path(source).exists():
         return source
-    from huggingface_hub import snapshot_download
-
+    huggingface_hub: Any = importlib.import_module("huggingface_hub")
     try:
-        found = Path(snapshot_download(source, repo_type="dataset", local_files_only=True))
+        found = Path(huggingface_hub.snapshot_download(source, repo_type="dataset", local_files_only=True))
     except Exception:  # not there, or not an id: the library says it better
         return source
     # The library itself leaves a snapshot with nothing but the card.
@@ -166,10 +168,11 @@ def _held_out(rows: Any, split: str) -> Any:
     return rows.select(np.sort(order[:cut] if split == "test" else order[cut:]))
 
 
-def _bytes(value: Any) -> Any:
-    if not isinstance(value, Mapping):
+def _bytes(value: object) -> Any:
+    stored = as_object(value)
+    if stored is None:
         return value
-    return value["bytes"] if value.get("bytes") is not None else Path(str(value.get("path"))).read_bytes()
+    return stored["bytes"] if stored.get("bytes") is not None else Path(str(stored.get("path"))).read_bytes()
 
 
 def _one_line(problem: Exception) -> str:

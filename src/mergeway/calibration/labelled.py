@@ -69,7 +69,7 @@ def _from_npz(path: Path, size: int, domain: str | None) -> dict[str, Rows]:
     except Exception as problem:  # a damaged archive shows in as many ways as zip has errors
         raise OptionError(f"{path}: not a readable npz file ({type(problem).__name__})") from None
     parted = "x_train" in arrays
-    made = {}
+    splits: dict[str, Rows] = {}
     for split in ("train", "test") if parted else ("all",):
         keys = [f"{k}_{split}" if parted else k for k in ("x", "y", *([domain] if domain else []))]
         missing = [key for key in keys if key not in arrays]
@@ -82,15 +82,15 @@ def _from_npz(path: Path, size: int, domain: str | None) -> dict[str, Rows]:
             )
         if x.ndim == 3 or x.shape[-1] == 1:
             x = np.repeat(x.reshape(-1, size, size, 1), 3, axis=-1)
-        made[split] = (x, y.astype(np.int64), rest[0] if rest else np.zeros(len(y), np.int64))
-    return made if parted else _part(made["all"])
+        splits[split] = (x, y.astype(np.int64), rest[0] if rest else np.zeros(len(y), np.int64))
+    return splits if parted else _part(splits["all"])
 
 
 def _from_folder(path: Path, size: int, domains: bool) -> dict[str, Rows]:
     """[train|test /] [domain /] class / picture."""
     parted = (path / "train").is_dir() and (path / "test").is_dir()
     roots = {"train": path / "train", "test": path / "test"} if parted else {"all": path}
-    found = {}
+    found: dict[str, list[Path]] = {}
     for split, root in roots.items():
         places = sorted(p for p in root.glob("*/*" if domains else "*") if p.is_dir())
         found[split] = [f for p in places for f in sorted(p.iterdir()) if f.suffix.lower() in PICTURES]
@@ -98,30 +98,30 @@ def _from_folder(path: Path, size: int, domains: bool) -> dict[str, Rows]:
     if not names:
         layout = "domain/class/picture" if domains else "class/picture"
         raise OptionError(f"{path}: no images; expected {layout}, or the same below train and test")
-    made = {}
+    splits: dict[str, Rows] = {}
     for split, files in found.items():
         x = [decode(str(f), f.read_bytes(), size) for f in files]
         y = [names.index(f.parent.name) for f in files]
-        made[split] = _rows(x, y, [f.parent.parent.name for f in files], size)
-    return made if parted else _part(made["all"])
+        splits[split] = _rows(x, y, [f.parent.parent.name for f in files], size)
+    return splits if parted else _part(splits["all"])
 
 
 def _from_table(source: str, size: int, domain: str | None) -> dict[str, Rows]:
     """A parquet file or a dataset of the hub, both through the datasets library."""
-    said: dict[str, Any] = {"dataset": source}
+    description: dict[str, Any] = {"dataset": source}
     if source.endswith(".parquet"):
         if not Path(source).exists():
             raise OptionError(f"{source}: no such file")
-        said["test"] = None
+        description["test"] = None
     first = load_split(source, None, "train")
-    said["names"] = class_names(first, pick_column(source, first, None, LABEL_COLUMNS))
-    made = {}
+    description["names"] = class_names(first, pick_column(source, first, None, LABEL_COLUMNS))
+    splits: dict[str, Rows] = {}
     for split in ("train", "test"):
-        rows, image, labels = open_rows(said, split)
+        rows, image, labels = open_rows(description, split)
         pixels = HubPictures(source, rows, image, size, np.arange(len(labels))).load().numpy()
         where = column_of(rows, domain) if domain else np.zeros(len(labels), np.int64)
-        made[split] = (pixels, labels, where)
-    return made
+        splits[split] = (pixels, labels, where)
+    return splits
 
 
 def _rows(x: Sequence[np.ndarray], y: Sequence[int], domains: Sequence[str], size: int) -> Rows:

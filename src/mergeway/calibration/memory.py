@@ -16,17 +16,17 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from mergeway.calibration.objective import Objective
+from mergeway.calibration.objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import FileWriter, write_text, writing
+from mergeway.checkpoint.writer import FileWriter
+from mergeway.core.files import reading, write_text
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError, suggest
-from mergeway.model.compute import Compute
-from mergeway.model.own_head import make_model
+from mergeway.model.model import Model
 
 DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
 Sharing = Literal["even", "utility"]
@@ -41,7 +41,7 @@ class Bounds:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+        if type(self.size) is not int or self.size < 1:
             raise OptionError(f"--memory is {self.size!r}; it must be at least 1 sample")
         if self.share not in get_args(Sharing):
             raise OptionError(f"--memory-share '{self.share}': {suggest(str(self.share), get_args(Sharing))}")
@@ -59,31 +59,34 @@ class CalibrationMemory:
     tasks: Sequence[Samples] = ()
     bounds: Bounds = field(default_factory=Bounds)
 
-    def with_task(
-        self, settings: Mapping[str, Any], samples: Samples, weights: Sequence[float] | None = None
-    ) -> CalibrationMemory:
-        """The memory after one more task, given the weights of all: shares shrink, and what is kept was always kept."""
+    def holding(self, settings: Mapping[str, Any], samples: Samples) -> CalibrationMemory:
+        """The memory with one more task, or with other samples of one it has; drawn, and read into memory."""
         if self.tasks and dict(settings) != dict(self.settings):
             raise OptionError(
                 f"the samples of '{samples.task}' are for {dict(settings)}, those in the trunk for {dict(self.settings)}; one trunk has one kind of model"
             )
-        grown = [*self.tasks, draw(samples, self.bounds.size, self.bounds.seed).loaded()]
-        kept = [t.rows(slice(n)) for t, n in zip(grown, self.bounds.counts(len(grown), weights), strict=True)]
-        return replace(self, settings=dict(settings), tasks=kept)
+        found = {t.task: t for t in self.tasks}
+        found[samples.task] = draw(samples, self.bounds.size, self.bounds.seed).loaded()
+        return replace(self, settings=dict(settings), tasks=list(found.values()))
 
-    def objective(self, base: Path, weights: Sequence[float], compute: Compute | None = None) -> Objective:
-        """The loss of all tasks in the memory."""
+    def shared_out(self, names: Sequence[str], weights: Sequence[float] | None = None) -> CalibrationMemory | None:
+        """The samples in the order of all tasks, each cut to its share; None where there are none.
+
+        Shares shrink with every task, and what is kept was always kept.
+        """
+        counts = dict(zip(names, self.bounds.counts(len(names), weights), strict=True))
+        found = {t.task: t for t in self.tasks}
+        tasks = [found[name].rows(slice(counts[name])) for name in names if name in found]
+        return replace(self, tasks=tasks) if tasks else None
+
+    def objective(self, model: Model, weights: Sequence[float]) -> SampleObjective:
+        """The loss of all tasks in the memory, by the model that they were read for."""
         if len(weights) != len(self.tasks):
             raise TrunkError(
                 f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
             )
-        return Objective(
-            make_model(base, self.settings, compute),
-            self.tasks,
-            weights,
-            size=self.bounds.size,
-            by_utility=self.bounds.share == "utility",
-        )
+        by_utility = self.bounds.share == "utility"
+        return SampleObjective(model, self.tasks, weights, size=self.bounds.size, by_utility=by_utility)
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:
         """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
@@ -110,7 +113,7 @@ class CalibrationMemory:
         }
         text = json.dumps(described, indent=2) + "\n"
         write_text(directory / DESCRIPTION, text)
-        with writing(directory / ROWS):
+        with reading(directory / ROWS):
             rows = hashlib.sha256((directory / ROWS).read_bytes()).hexdigest()
         return {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, ROWS: {"": rows}}
 
@@ -131,8 +134,9 @@ class CalibrationMemory:
         described = read_json(directory / DESCRIPTION, "the calibration memory")
         try:
             bounds = Bounds(described["size"], described["share"], described["seed"])
-            names = [row["name"] for row in described["tasks"]]
-            found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in described["tasks"]})
+            rows: list[dict[str, Any]] = described["tasks"]
+            names = [row["name"] for row in rows]
+            found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
         except (KeyError, TypeError):
             raise TrunkError(
                 f"{directory / DESCRIPTION}: is not a calibration memory of this version; go back with 'rollback', or give the data again in a new trunk"

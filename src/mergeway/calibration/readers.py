@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mergeway.calibration.lines import read_lines
+from mergeway.calibration.lines import as_object, parse_object, read_lines
 from mergeway.calibration.pictures import PICTURES, decode
 from mergeway.calibration.samples import Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
-from mergeway.checkpoint.source import read_json
 from mergeway.errors import OptionError
-from mergeway.model.encoders import ClipVision, TextEncoder
+from mergeway.model.model import ImageModel, Model, TextModel
 
-_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+Array = npt.NDArray[Any]
 
 
-def read_data(path: Path, task: str, head: Tensor, predictor: Any) -> Samples:
+def read_data(path: Path, task: str, head: Tensor, model: Model) -> Samples:
     """The labelled data of one task from whatever a path holds; training data where a file has both."""
     if path.is_dir():
-        return _read_folder(path, task, head, _vision(path, predictor))
+        return _read_folder(path, task, head, _of_images(path, model))
     if not path.exists():
         raise OptionError(f"{path}: no such file or directory")
     if path.suffix == ".npz":
-        return read_npz(path, "train", task, head, _vision(path, predictor))
+        return read_npz(path, "train", task, head, _of_images(path, model))
     if path.suffix == ".parquet":
-        return _read_parquet(path, task, head, predictor)
+        return _read_parquet(path, task, head, model)
     if path.suffix == ".jsonl":
-        if not _reads_text(predictor):
+        if not isinstance(model, TextModel):
             raise OptionError(f"{path}: holds text, but the base is not a text encoder")
-        return read_jsonl(path, task, head, predictor)
+        return read_jsonl(path, task, head, model)
     raise OptionError(
         f"{path}: data is an .npz, .parquet or .jsonl file, or a folder with one folder of images a class"
     )
@@ -58,24 +58,7 @@ def read_head(path: Path, width: int) -> Tensor:
     return head
 
 
-def base_settings(base: Path, head: Path | None) -> dict[str, Any]:
-    """How a base reads its inputs, from its own config and preprocessor files; a head file may carry its 'logit_scale'."""
-    config = read_json(base / "config.json", "the base's config")
-    stored = SafetensorsFiles(str(head), [head]) if head else None
-    scale = float(stored.read("logit_scale").reshape(-1)[0]) if stored and "logit_scale" in stored.infos else None
-    if config.get("model_type") == "clip_vision_model":
-        processor = base / "preprocessor_config.json"
-        said = read_json(processor, "the base's preprocessor") if processor.exists() else {}
-        mean, std = said.get("image_mean", _CLIP_MEAN), said.get("image_std", _CLIP_STD)
-        return {"kind": "clip-vision", "logit_scale": scale or 100.0, "image_mean": mean, "image_std": std}
-    if "hidden_size" in config and (base / "tokenizer.json").exists():
-        return {"kind": "text-encoder", "logit_scale": scale or 20.0, "max_length": 128, "pooling": "mean"}
-    raise OptionError(
-        f"{base}: a model of type '{config.get('model_type')}' has no ready-made objective; give one of your own with --objective module:function"
-    )
-
-
-def read_npz(path: Path, split: str, task: str, head: Tensor, predictor: ClipVision) -> Samples:
+def read_npz(path: Path, split: str, task: str, head: Tensor, model: ImageModel) -> Samples:
     """Images and labels from x_train, y_train, x_test, y_test, or from x and y where there is no split."""
     try:
         # Opened here, because numpy leaves a damaged archive open.
@@ -95,48 +78,53 @@ def read_npz(path: Path, split: str, task: str, head: Tensor, predictor: ClipVis
         if isinstance(problem, OptionError):
             raise
         raise OptionError(f"{path}: not a readable npz file ({type(problem).__name__})") from None
-    return _images(f"{path} ({split})", x, y, task, head, predictor)
+    return _images(f"{path} ({split})", x, y, task, head, model.image_size)
 
 
-def read_jsonl(path: Path, task: str, head: Tensor, predictor: TextEncoder) -> Samples:
+def read_jsonl(path: Path, task: str, head: Tensor, model: TextModel) -> Samples:
     """Texts and labels, one JSON object a line."""
-    rows = []
+    rows: list[tuple[str, int]] = []
     for number, line in enumerate(read_lines(path), 1):
-        try:
-            row = json.loads(line)
-            if type(row["label"]) is not int:
-                raise TypeError
-            rows.append((str(row["text"]), row["label"]))
-        except (ValueError, KeyError, TypeError):
-            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label'") from None
-    return _texts(str(path), [t for t, _ in rows], [y for _, y in rows], task, head, predictor)
+        row = parse_object(line)
+        if row is None or "text" not in row or type(row.get("label")) is not int:
+            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label'")
+        rows.append((str(row["text"]), row["label"]))
+    return _texts(str(path), [t for t, _ in rows], [y for _, y in rows], task, head, model)
 
 
-def _read_parquet(path: Path, task: str, head: Tensor, predictor: Any) -> Samples:
+def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
     """A table with a 'label' column and a column 'image' (encoded bytes, as the datasets library writes it) or 'text'."""
+    if isinstance(model, TextModel):
+        values, labels = _columns(path, "text")
+        return _texts(str(path), [str(v) for v in values], labels, task, head, model)
+    values, labels = _columns(path, "image")
+    size = _of_images(path, model).image_size
+    encoded = [v if (stored := as_object(v)) is None else stored.get("bytes") for v in values]
+    pictures = [decode(str(path), data, size) for data in encoded]
+    return _images(str(path), _stacked(pictures, size), np.asarray(labels), task, head, size)
+
+
+def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int]]:
+    """A column of inputs and the labels beside it."""
     try:
-        import pyarrow.parquet as parquet
+        parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise OptionError(f"{path}: reading parquet needs pyarrow; pip install 'mergeway[data]'") from None
     try:
         table = parquet.read_table(path)
     except Exception as problem:  # pyarrow has its own hierarchy of errors
         raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None
-    wanted = "text" if _reads_text(predictor) else "image"
     for column in (wanted, "label"):
         if column not in table.column_names:
             raise OptionError(f"{path}: has no column '{column}'; it has {', '.join(table.column_names)}")
-    labels, values = table.column("label").to_pylist(), table.column(wanted).to_pylist()
+    labels: list[Any] = table.column("label").to_pylist()
     for label in labels:
         if type(label) is not int:
             raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers")
-    if _reads_text(predictor):
-        return _texts(str(path), [str(v) for v in values], labels, task, head, predictor)
-    pictures = [decode(str(path), v.get("bytes") if isinstance(v, dict) else v, predictor.image_size) for v in values]
-    return _images(str(path), _stacked(pictures, predictor), np.asarray(labels), task, head, predictor)
+    return table.column(wanted).to_pylist(), labels
 
 
-def _read_folder(path: Path, task: str, head: Tensor, predictor: ClipVision) -> Samples:
+def _read_folder(path: Path, task: str, head: Tensor, model: ImageModel) -> Samples:
     """One folder a class, in the order of their names."""
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     found = [
@@ -151,46 +139,41 @@ def _read_folder(path: Path, task: str, head: Tensor, predictor: ClipVision) -> 
         )
     if len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")
-    pictures = [decode(str(file), file.read_bytes(), predictor.image_size) for file, _ in found]
-    return _images(str(path), _stacked(pictures, predictor), np.asarray([y for _, y in found]), task, head, predictor)
+    size = model.image_size
+    pictures = [decode(str(file), file.read_bytes(), size) for file, _ in found]
+    return _images(str(path), _stacked(pictures, size), np.asarray([y for _, y in found]), task, head, size)
 
 
-def _stacked(pictures: list[np.ndarray], predictor: ClipVision) -> np.ndarray:
-    size = predictor.image_size
+def _stacked(pictures: list[Array], size: int) -> Array:
     return np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8)
 
 
-def _images(where: str, x: np.ndarray, y: np.ndarray, task: str, head: Tensor, predictor: ClipVision) -> Samples:
-    size = predictor.image_size
+def _images(where: str, x: Array, y: Array, task: str, head: Tensor, size: int) -> Samples:
     grey = x.shape[1:] in ((size, size), (size, size, 1))
     if x.dtype != np.uint8 or not (grey or x.shape[1:] == (size, size, 3)):
         raise OptionError(
             f"{where}: the images are {x.dtype} {list(x.shape)}; the model takes uint8 [n, {size}, {size}, 3], or without the 3 for grey"
         )
     if grey:
-        x = np.repeat(x.reshape(-1, size, size, 1), 3, axis=-1)
-    return _checked(where, {"images": torch.from_numpy(x)}, y, task, head)
+        x = np.repeat(np.reshape(x, (-1, size, size, 1)), 3, axis=-1)
+    return _checked(where, {"images": torch.as_tensor(x)}, y, task, head)
 
 
 def _texts(
-    where: str, texts: Sequence[str], labels: Sequence[int], task: str, head: Tensor, predictor: TextEncoder
+    where: str, texts: Sequence[str], labels: Sequence[int], task: str, head: Tensor, model: TextModel
 ) -> Samples:
-    return _checked(where, predictor.encode(texts) if texts else {}, np.asarray(labels, dtype=np.int64), task, head)
+    return _checked(where, model.encode(texts) if texts else {}, np.asarray(labels, dtype=np.int64), task, head)
 
 
-def _checked(where: str, inputs: dict[str, Tensor], labels: np.ndarray, task: str, head: Tensor) -> Samples:
+def _checked(where: str, inputs: dict[str, Tensor], labels: Array, task: str, head: Tensor) -> Samples:
     if labels.size and not np.issubdtype(labels.dtype, np.integer):
         raise OptionError(f"{where}: labels are {labels.dtype}; they must be whole numbers")
-    made = Samples(task, inputs, torch.from_numpy(labels.astype(np.int64)).reshape(-1), head)
-    check_samples(made, where)
-    return made
+    samples = Samples(task, inputs, torch.as_tensor(labels.astype(np.int64)).reshape(-1), head)
+    check_samples(samples, where)
+    return samples
 
 
-def _vision(path: Path, predictor: Any) -> Any:
-    if _reads_text(predictor):
+def _of_images(path: Path, model: Model) -> ImageModel:
+    if not isinstance(model, ImageModel):
         raise OptionError(f"{path}: holds images, but the base is a text encoder")
-    return predictor
-
-
-def _reads_text(predictor: Any) -> bool:
-    return hasattr(predictor, "encode")
+    return model

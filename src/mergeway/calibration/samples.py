@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mergeway.errors import OptionError
+from mergeway.model.inputs import Head, Inputs, in_memory
 
 DEFAULT_SIZE = 1024
+MINIBATCH = 128  # rows of a minibatch drawn by seed, over all tasks
 MASKED = -100  # the label of a token that is not judged, as torch's cross-entropy has it
 
 
@@ -23,9 +25,9 @@ class Samples:
     """
 
     task: str
-    inputs: Mapping[str, Tensor]
+    inputs: Inputs
     labels: Tensor
-    head: Tensor | Mapping[str, Tensor] | None = None
+    head: Head = None
     shuffled: bool = False
 
     def __len__(self) -> int:
@@ -35,26 +37,36 @@ class Samples:
         """Some of the examples."""
         return replace(self, inputs={k: v[index] for k, v in self.inputs.items()}, labels=self.labels[index])
 
+    @property
+    def mask(self) -> Tensor | None:
+        """Which tokens of each text are no padding; None for anything but texts."""
+        mask = self.inputs.get("attention_mask")
+        return None if mask is None else in_memory(mask)
+
     def by_length(self) -> Samples:
         """The same texts, short ones first, so that those of a batch need little padding; anything else as it is."""
-        mask = self.inputs.get("attention_mask")
+        mask = self.mask
         return self if mask is None else self.rows(mask.sum(-1).argsort(stable=True))
 
     def trimmed(self) -> Samples:
         """The same texts without the columns that are padding in all of them."""
-        mask = self.inputs.get("attention_mask")
+        mask = self.mask
         if mask is None:
             return self
         used = int(mask.any(0).nonzero().max()) + 1 if bool(mask.any()) else 1
         if used == mask.shape[1]:
             return self
         labels = self.labels[:, :used] if self.labels.ndim > 1 else self.labels
-        return replace(self, inputs={k: v[:, :used] for k, v in self.inputs.items()}, labels=labels)
+        return replace(self, inputs={k: in_memory(v)[:, :used] for k, v in self.inputs.items()}, labels=labels)
 
     def loaded(self) -> Samples:
         """The same examples with all inputs in memory; those of a large dataset are read only when looked at."""
-        kept = {k: v if isinstance(v, Tensor) else v.load() for k, v in self.inputs.items()}
-        return replace(self, inputs=kept)
+        return replace(self, inputs=self.tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The inputs in memory."""
+        return {k: in_memory(v) for k, v in self.inputs.items()}
 
 
 def check_samples(samples: Samples, where: str, classes: int | None = None) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from mergeway.calibration.objective import Predict, cross_entropy
+from mergeway.calibration.loss import Predict, cross_entropy
 from mergeway.calibration.samples import Samples
+from mergeway.checkpoint.naming import Names
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of
-from mergeway.checkpoint.naming import Names
-
-Params = Mapping[str, Tensor]
+from mergeway.model.inputs import Params
+from mergeway.model.model import Network
 
 
 def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[str, Tensor]:
@@ -27,17 +26,17 @@ def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[
     for i in range(len(samples)):
         row = samples.rows(slice(i, i + 1))
         loss = cross_entropy(predict(leaves, row.inputs, row.head), row.labels)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = cast("Sequence[Tensor | None]", found)
         for square, gradient in zip(squares.values(), gradients, strict=True):
             if gradient is not None:
                 square.addcmul_(gradient, gradient, value=1 / len(samples))
     return {n: square.cpu() for n, square in squares.items()}
 
 
-def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, Tensor]:
+def gram_matrices(predict: Predict, params: Params, samples: Samples) -> dict[str, Tensor]:
     """XᵀX/n of the inputs of every linear layer, by the name of the layer's weight; padding is no input."""
-    model = getattr(predict, "model", None)
-    if not isinstance(model, nn.Module):
+    if not isinstance(predict, Network):
         raise OptionError("Gram matrices are taken from a model's layers; give the task's data, not a function")
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
@@ -55,18 +54,19 @@ def gram_matrices(predict: Any, params: Params, samples: Samples) -> dict[str, T
 
         return hear
 
-    stored = Names(model).stored
-    linear = [(stored(f"{n}.weight"), m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    stored = Names(predict.module).stored
+    modules = cast("Iterable[tuple[str, nn.Module]]", predict.module.named_modules())
+    linear = [(stored(f"{n}.weight"), m) for n, m in modules if isinstance(m, nn.Linear)]
     handles = [m.register_forward_pre_hook(listen(n)) for n, m in linear]
-    compute = compute_of(predict)
+    compute = predict.compute
     batch = compute.micro_batch or 64
     samples = samples.by_length()
     wide = compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
     try:
-        with torch.no_grad(), predict.run.uncompiled() if hasattr(predict, "run") else contextlib.nullcontext():
+        with torch.no_grad(), predict.run.uncompiled():
             for start in range(0, len(samples), batch):
                 rows = samples.rows(slice(start, start + batch)).trimmed()
-                mask = rows.inputs["attention_mask"].bool() if "attention_mask" in rows.inputs else None
+                mask = None if rows.mask is None else rows.mask.bool()
                 predict(wide, rows.inputs, rows.head)
     finally:
         for handle in handles:

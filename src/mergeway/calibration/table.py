@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.samples import Samples
-from mergeway.checkpoint.writer import writing
+from mergeway.core.files import writing
 from mergeway.errors import OptionError, TrunkError
 
 # For each column of a task: the dtype its bytes are in, the dtype they become again, and the shape of a row.
@@ -48,7 +49,7 @@ def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) 
     try:
         table = parquet.read_table(path)
         names = table.column("task").to_pylist()
-        found = {}
+        found: dict[str, Samples] = {}
         for task, columns in described.items():
             index = [i for i, name in enumerate(names) if name == task]
             rows = table.take(index)
@@ -66,7 +67,7 @@ def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) 
 
 
 def _tensors(task: Samples) -> dict[str, Tensor]:
-    return {**{f"inputs/{key}": value for key, value in task.inputs.items()}, _LABELS: task.labels}
+    return {**{f"inputs/{key}": value for key, value in task.tensors.items()}, _LABELS: task.labels}
 
 
 def _narrow(tensor: Tensor) -> Tensor:
@@ -91,10 +92,8 @@ def _spell(dtype: torch.dtype) -> str:
 
 def _pyarrow(path: Path) -> tuple[Any, Any]:
     try:
-        import pyarrow
-        from pyarrow import parquet
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise OptionError(
             f"{path.parent}: keeping calibration samples needs pyarrow; pip install 'mergeway[data]', or keep none with --no-memory"
         ) from None
-    return pyarrow, parquet

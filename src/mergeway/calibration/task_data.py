@@ -1,4 +1,4 @@
-"""What `--data` and `--head` stand for: how the base reads its inputs, and the samples of one task."""
+"""What `--data` and `--head` stand for: the model that reads a task's inputs, and the task's samples."""
 
 from __future__ import annotations
 
@@ -11,54 +11,66 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.documents import read_documents
-from mergeway.calibration.readers import base_settings, read_data, read_head
+from mergeway.calibration.readers import read_data, read_head
 from mergeway.calibration.samples import Samples
-from mergeway.calibration.suite import load_suite
+from mergeway.calibration.suite import SuiteData, is_suite
 from mergeway.errors import OptionError
-from mergeway.model.encoders import KINDS, make_predictor
-from mergeway.model.own_head import CausalLM, classes_of, make_model, own_settings
+from mergeway.model.compute import Compute
+from mergeway.model.kinds import CausalLM, classes_of, kind_of, make_model
+from mergeway.model.model import Encoder, Model
 
 
 def task_data(
-    data: str, head: Path | None, task: str, base: Path, own: Mapping[str, Tensor] | None = None
-) -> tuple[dict[str, Any], Samples]:
-    """Settings and training samples of a task; `own` is the head that came with the arrival's weights.
+    data: str,
+    head: Path | None,
+    task: str,
+    base: Model | Path,
+    own: Mapping[str, Tensor] | None = None,
+    compute: Compute | None = None,
+) -> tuple[Model, Samples]:
+    """A task's training samples, and the model that read them; its weights are not loaded before it is run.
 
-    Which objective it is follows from the base's `config.json`: a language model, a classifier with a head for each task, or
-    an encoder under a frozen head (`--head`, or that of a suite).
+    `base` is a model directory, to be run as `compute` says, or a model of it that read another task's data: the same one comes
+    back if this data is for the same settings. DATA is a file or folder, or SUITE#TASK for a task of a suite, which has a head.
+    The base's `config.json` decides what else is needed: nothing for a language model, for a classifier `own`, the head that
+    came with the arrival's weights, and for an encoder `head`, the file of a frozen one.
     """
-    suite = (Path(data.partition("#")[0]) / "suite.json").exists()
-    settings = None if suite or head is not None or not (base / "config.json").exists() else own_settings(base)
-    if settings is None:
-        return arrival_data(data, head, task, base)
-    model: Any = make_model(base, settings)
+    where, _, name = data.partition("#")
+    if is_suite(where):
+        return _suite_data(SuiteData(where), name or task, task, base, compute)
+    model = _model_of(base, kind_of(_directory(base), head), compute)
     if isinstance(model, CausalLM):
         if Path(data).suffix != ".jsonl":
             raise OptionError(f"{data}: a language model is calibrated on a .jsonl file of text or chats")
-        return settings, read_documents(Path(data), task, model)
-    classes = classes_of(own) if own else int(model.model.config.num_labels)
+        return model, read_documents(Path(data), task, model)
+    if isinstance(model, Encoder):
+        if head is None:
+            raise OptionError(
+                f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
+            )
+        return model, read_data(Path(data), task, read_head(head, model.width), model)
+    classes = classes_of(own) if own else model.classes
     # The readers want a head to count its classes; the tensors themselves take their place in the model.
     counted = torch.zeros(classes or 1, 1)
-    return settings, replace(read_data(Path(data), task, counted, model), head=own or None)
+    return model, replace(read_data(Path(data), task, counted, model), head=own or None)
 
 
-def arrival_data(data: str, head: Path | None, task: str, base: Path) -> tuple[dict[str, Any], Samples]:
-    """The settings and samples of an encoder under a frozen head.
+def _suite_data(
+    suite: SuiteData, name: str, task: str, base: Model | Path, compute: Compute | None
+) -> tuple[Model, Samples]:
+    model = _model_of(base, suite.settings, compute)
+    if not isinstance(model, Encoder):
+        raise OptionError(f"{suite.path}: a suite of kind {suite.kind} is of encoders")
+    return model, replace(suite.read(name, "train", model), task=task)
 
-    DATA is a file or folder together with a head, or SUITE#TASK for a task of a suite, which brings its own.
-    """
-    where, _, name = data.partition("#")
-    if (Path(where) / "suite.json").exists():
-        suite = load_suite(where)
-        samples = suite.samples(name or task, "train")
-        return {
-            "kind": suite.kind,
-            **{k: suite.settings[k] for k in (*KINDS[suite.kind], "pooling") if k in suite.settings},
-        }, replace(samples, task=task)
-    if head is None:
-        raise OptionError(
-            f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
-        )
-    settings = base_settings(base, head)
-    predictor = make_predictor(base, settings)
-    return settings, read_data(Path(data), task, read_head(head, predictor.width), predictor)
+
+def _model_of(base: Model | Path, settings: Mapping[str, Any], compute: Compute | None) -> Model:
+    """The model given, if it reads its inputs by these settings; else another of the same directory."""
+    if isinstance(base, Path):
+        return make_model(base, settings, compute)
+    model = make_model(base.directory, settings, base.compute)
+    return base if model.settings == base.settings else model
+
+
+def _directory(base: Model | Path) -> Path:
+    return base if isinstance(base, Path) else base.directory

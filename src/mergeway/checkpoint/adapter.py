@@ -14,13 +14,14 @@ from torch import Tensor
 
 from mergeway.checkpoint.directory import staged_directory, write_card
 from mergeway.checkpoint.lora import CONFIG
+from mergeway.checkpoint.naming import names_of
 from mergeway.checkpoint.source import Checkpoint, read_json
-from mergeway.checkpoint.writer import FileWriter, write_text
+from mergeway.checkpoint.writer import FileWriter
+from mergeway.core.files import write_text
 from mergeway.core.linalg import squared_norm, thin_svd
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.tensors import TensorInfo, is_embedding, is_linear, wide
 from mergeway.errors import CheckpointError, OptionError
-from mergeway.checkpoint.naming import names_of
 
 # Models whose blocks store x·W instead of W·x (transformers' Conv1D), and the layers that do so.
 _TRANSPOSED_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}

@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from mergeway.checkpoint.pickled import load_pickles, pickles_in
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import replaced
 from mergeway.errors import CheckpointError, MergewayError
 
 
@@ -26,8 +25,9 @@ def main(arguments: list[str]) -> int:
             raise CheckpointError(f"{target}: exists already; choose another name")
         # A pickle may hold views of one storage; a safetensors file holds each tensor by itself.
         tensors = {name: t.contiguous().clone() for name, t in load_pickles(pickles_in(source) or [source]).items()}
-        save_file(tensors, target, metadata={"format": "pt"})
-    except (MergewayError, SafetensorError, OSError) as problem:
+        with replaced(target) as new:
+            save_tensors(new, tensors, {"format": "pt"})
+    except (MergewayError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     print(target)

@@ -1,16 +1,13 @@
-"""A model directory on disk: it appears complete or not at all, with the base's side files and a model card."""
+"""A model directory on disk: what it may replace, the base's side files in it, and a model card."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mergeway.checkpoint.source import INDEX
-from mergeway.checkpoint.writer import write_text, writing
+from mergeway.core.files import copy_file, restore, staged, write_text, writing
 from mergeway.core.ranks import team
 from mergeway.errors import CheckpointError
 
@@ -26,48 +23,22 @@ _NOT_COPIED = {
 }
 
 
-@contextlib.contextmanager
-def staged_directory(out: Path, force: bool = False) -> Iterator[Path]:
-    """A new directory beside `out` that takes its place when the block ends well, and vanishes when it does not."""
-    stage = team().from_lead(lambda: _make_stage(out, force))
-    try:
-        yield stage
-        team().from_lead(lambda: _put_in_place(stage, out, force))
-    finally:
-        if team().lead:
-            shutil.rmtree(stage, ignore_errors=True)
-
-
-def _make_stage(out: Path, force: bool) -> Path:
-    check_free(out, force)
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = out.parent / f".{out.name}.partial-{os.getpid()}"
-        stage.mkdir()
-    return stage
-
-
-def _put_in_place(stage: Path, out: Path, force: bool) -> None:
-    with writing(out):
-        sync_directory(stage)
-        if force and out.exists():
-            old = out.parent / f".{out.name}.replaced-{os.getpid()}"
-            out.rename(old)
-            stage.rename(out)
-            shutil.rmtree(old)
-        else:
-            stage.rename(out)
-        sync_directory(out.parent)
+def staged_directory(out: Path, force: bool = False) -> AbstractContextManager[Path]:
+    """A stage for a model directory that takes the place of `out`, which must be free, or with `force` an older model."""
+    team().from_lead(lambda: check_free(out, force))
+    return staged(out, force, team())
 
 
 def check_free(out: Path, force: bool = False) -> None:
     """Refuse to write over something, so that new files never mix with old ones."""
-    _sweep(out)
+    restore(out)
     with writing(out):
         blocked = out.is_symlink() or (out.exists() and not out.is_dir())
     if blocked:
         raise CheckpointError(f"{out}: exists and is not a directory; choose another")
-    if out.is_dir() and any(out.iterdir()):
+    with writing(out):
+        taken = out.is_dir() and any(out.iterdir())
+    if taken:
         if not force:
             raise CheckpointError(
                 f"{out}: exists already and is not empty; choose another, or pass --force to replace it"
@@ -77,36 +48,10 @@ def check_free(out: Path, force: bool = False) -> None:
 
 
 def check_apart(out: Path, sources: Iterable[str]) -> None:
-    """Refuse to replace a directory that the model is made from."""
+    """Refuse to replace a directory that holds a source of the model."""
     for source in sources:
         if out.exists() and Path(source).exists() and Path(source).resolve().is_relative_to(out.resolve()):
             raise CheckpointError(f"{out}: holds {source}, which the model is made from; choose another directory")
-
-
-def _sweep(out: Path) -> None:
-    """Put right what a killed process left beside `out`: an old output that was set aside comes back, the rest goes."""
-    found = re.compile(rf"\.{re.escape(out.name)}\.(partial|replaced)-(\d+)")
-    for left in list(out.parent.iterdir()) if out.parent.is_dir() else []:
-        match = found.fullmatch(left.name)
-        if not match or _alive(int(match[2])):
-            continue
-        if match[1] == "replaced" and not out.exists():
-            with writing(out):
-                left.rename(out)
-        else:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():  # in a container, a process that was killed may have had our number
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def copy_side_files(source: Path | None, target: Path) -> None:
@@ -116,20 +61,10 @@ def copy_side_files(source: Path | None, target: Path) -> None:
     for pattern in _SIDE_FILES:
         for path in sorted(source.glob(pattern)):
             if path.is_file() and path.name not in _NOT_COPIED:
-                with writing(target / path.name):
-                    shutil.copyfile(path, target / path.name)
+                copy_file(path, target / path.name)
 
 
 def write_card(directory: Path, text: str) -> None:
     """The model card beside the weights."""
     if team().lead:
         write_text(directory / "README.md", text)
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush a directory's entries, so that a rename survives a power cut."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

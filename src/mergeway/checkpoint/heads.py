@@ -12,17 +12,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, SafetensorsFiles
 from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import FileWriter, write_text, writing
+from mergeway.checkpoint.writer import FileWriter, save_tensors
+from mergeway.core.files import make_directory, reading, replace_text, write_text
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
-from mergeway.errors import OptionError
+from mergeway.errors import CheckpointError, OptionError
 
 DESCRIPTION, TENSORS = "heads.json", "heads.safetensors"
 # What transformers calls the layers that make a model a classifier.
@@ -50,15 +49,15 @@ class Head:
     """The head of one task: its tensors, and the entries of its config that speak of labels."""
 
     tensors: Mapping[str, Tensor]
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, object] = field(default_factory=dict)
 
 
 def head_of(arrival: Checkpoint, pattern: str) -> Head:
     """What an arrival brings for itself."""
     names = [n for n, i in arrival.infos.items() if i.merges and re.search(pattern, n)]
     config = arrival.directory / "config.json" if arrival.directory else None
-    said = read_json(config, "the arrival's config") if config is not None and config.exists() else {}
-    return Head({n: arrival.read(n) for n in names}, {k: said[k] for k in _LABELS if k in said})
+    entries = read_json(config, "the arrival's config") if config is not None and config.exists() else {}
+    return Head({n: arrival.read(n) for n in names}, {k: entries[k] for k in _LABELS if k in entries})
 
 
 def write_heads(directory: Path, heads: Mapping[str, Head]) -> dict[str, dict[str, str]]:
@@ -79,14 +78,26 @@ def read_heads(directory: Path | None) -> dict[str, Head]:
     """The heads of a snapshot, by task."""
     if directory is None or not (directory / DESCRIPTION).exists():
         return {}
-    rows = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
+    tasks = _read_tasks(directory / DESCRIPTION)
     stored = SafetensorsFiles(str(directory), [directory / TENSORS])
     found = {}
-    for number, row in enumerate(rows):
+    for number, (task, labels) in enumerate(tasks):
         prefix = f"{number}/"
         tensors = {n.removeprefix(prefix): stored.read(n) for n in stored.infos if n.startswith(prefix)}
-        found[row["task"]] = Head(tensors, row["labels"])
+        found[task] = Head(tensors, labels)
     return found
+
+
+def _read_tasks(path: Path) -> list[tuple[str, dict[str, object]]]:
+    """The tasks that have a head, with the labels of each."""
+    try:
+        with reading(path):
+            rows = json.loads(path.read_bytes())
+        return [(str(row["task"]), dict(row["labels"])) for row in rows]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(
+            f"{path}: is not the list of heads that was written; the snapshot is damaged, go back with 'rollback'"
+        ) from None
 
 
 def with_head(model: Checkpoint, head: Head) -> Checkpoint:
@@ -111,15 +122,14 @@ def label_config(directory: Path, head: Head) -> None:
     """Let an exported config speak of the labels of the head that is in the model."""
     config = directory / "config.json"
     if config.exists() and head.labels:
-        write_text(config, json.dumps({**read_json(config, "the config"), **head.labels}, indent=2) + "\n")
+        replace_text(config, json.dumps({**read_json(config, "the config"), **head.labels}, indent=2) + "\n")
 
 
 def write_beside(directory: Path, heads: Mapping[str, Head]) -> None:
     """Every task's head as a file of its own beside a model."""
     if not heads:
         return
-    (directory / "heads").mkdir()
+    make_directory(directory / "heads")
     for task, head in heads.items():
         path = directory / "heads" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', task)}.safetensors"
-        with writing(path):
-            save_file({n: t.contiguous() for n, t in head.tensors.items()}, path, metadata={"task": task})
+        save_tensors(path, head.tensors, {"task": task})

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mergeway.checkpoint.naming import names_of
 from mergeway.checkpoint.source import Checkpoint, SafetensorsFiles, read_json
 from mergeway.core.tensors import TensorInfo, wide
 from mergeway.errors import CheckpointError
-from mergeway.checkpoint.naming import names_of
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mergeway.core.files import reading
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
 
@@ -38,11 +39,11 @@ DTYPES = {
 
 
 class MappedFile:
-    """The tensors of one safetensors file; to change one in place is to crash, so copy before."""
+    """The tensors of one safetensors file; a write into one crashes the process, so copy it first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _readable(path):
+        with reading(path), _well_formed(path):
             # The library's checks of the header: sizes, dtypes, offsets without gaps. For NumPy it maps nothing writable.
             names = safe_open(path, framework="np").keys()
             with open(path, "rb") as file:
@@ -82,19 +83,15 @@ class MappedFile:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _well_formed(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except SafetensorError as problem:
+    except (SafetensorError, ValueError) as problem:  # ValueError: a file that became shorter cannot be mapped
         raise CheckpointError(
             f"{path}: not a readable safetensors file ({one_line(problem)}); get the file again"
         ) from None
-    except OSError as problem:
-        raise CheckpointError(f"{path}: cannot be read ({problem.strerror or one_line(problem)})") from None
 
 
 def one_line(problem: Exception) -> str:
-    """What another library says of a problem, short and without line breaks."""
+    """The message of another library's error, short and without line breaks."""
     return " ".join(str(problem).split())[:200]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, InMemory, SafetensorsFiles
-from mergeway.checkpoint.writer import writing
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import reading, replaced
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, suggest
 
@@ -89,17 +89,17 @@ def moments_beside(source: str) -> Path | None:
 def write_moments(path: Path, moments: Mapping[str, Tensor], step: int | None, beta2: float | None) -> None:
     """Moments as a file; with step and β₂ the bias correction 1/(1 − β₂^step) stays possible."""
     known = {"step": step, "beta2": beta2}
-    told = {"kind": "exp_avg_sq"} | {key: repr(value) for key, value in known.items() if value is not None}
-    with writing(path):
-        save_file({name: tensor.contiguous() for name, tensor in moments.items()}, path, metadata=told)
+    metadata = {"kind": "exp_avg_sq"} | {key: repr(value) for key, value in known.items() if value is not None}
+    with replaced(path) as new:
+        save_tensors(new, moments, metadata)
 
 
 def correction(path: Path) -> float:
     """1/(1 − β₂^step), what turns a young running average into an unbiased one."""
     try:
-        with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
-        step, beta2 = int(told["step"]), float(told["beta2"])
+        with reading(path), safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        step, beta2 = int(metadata["step"]), float(metadata["beta2"])
     except (KeyError, ValueError, SafetensorError):
         raise CheckpointError(f"{path}: says no 'step' and 'beta2', so its bias cannot be corrected") from None
     if step < 1 or not 0 <= beta2 < 1:

@@ -69,5 +69,5 @@ def outline(directory: Path) -> nn.Module | None:
         kind = getattr(transformers, described["architectures"][0])
         with torch.device("meta"):
             return kind(kind.config_class.from_dict(described))
-    except Exception:  # every class checks its config in a way of its own
+    except Exception:  # every class checks its config by itself
         return None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mergeway.checkpoint.source import InMemory, read_json
+from mergeway.core.files import reading
 from mergeway.errors import CheckpointError
 
 SUFFIXES = (".bin", ".pt", ".pth")
@@ -36,7 +37,7 @@ def pickles_in(path: Path) -> list[Path]:
 
 
 def refuse(source: str, path: Path, files: list[Path]) -> CheckpointError:
-    """The error that names the way out."""
+    """The error that names the two remedies."""
     target = files[0].with_name("model.safetensors")
     command = shlex.join(["python", "-m", "mergeway.checkpoint.convert", str(path), str(target)])
     return CheckpointError(
@@ -59,9 +60,10 @@ def load_pickles(files: list[Path]) -> dict[str, Tensor]:
 def load_weights_only(path: Path) -> Any:
     """What a pickled file holds; torch's weights-only reader runs no code from it."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
+        with reading(path):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as problem:  # torch reports a bad or unsafe pickle in many ways
         reason = str(problem).strip().splitlines() or [type(problem).__name__]
         raise CheckpointError(f"{path}: refused by torch's weights-only reader ({reason[0][:160]})") from None

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mergeway.checkpoint.lora import CONFIG as LORA_CONFIG
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.pickled import pickles_in, read_pickles, refuse
 from mergeway.checkpoint.source import Checkpoint, InMemory, SafetensorsFiles, open_directory
+from mergeway.core.files import reading
 from mergeway.errors import CheckpointError
 
 _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
-def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool = False) -> Checkpoint:
+# What a caller may give where a checkpoint is wanted.
+Reference = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
+
+
+def open_checkpoint(ref: Reference, base: Checkpoint | None = None, allow_pickle: bool = False) -> Checkpoint:
     """The checkpoint a REF stands for; `base` is what an adapter is added to."""
     if isinstance(ref, nn.Module | Mapping):
         return InMemory(ref)
     if not isinstance(ref, str | Path):
-        if all(hasattr(ref, a) for a in ("infos", "read", "source")):
+        if isinstance(ref, Checkpoint):
             return ref
         raise CheckpointError(
             f"a checkpoint is a path, a hub id, a module or a dictionary of tensors, not {type(ref).__name__}"
@@ -46,10 +51,13 @@ def open_checkpoint(ref: Any, base: Checkpoint | None = None, allow_pickle: bool
 
 
 def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that no file can have
-        return False
+    with reading(path):
+        try:
+            return path.exists()
+        except OSError as problem:
+            if problem.errno == errno.ENAMETOOLONG:  # a name that no file can have
+                return False
+            raise
 
 
 def from_hub(source: str) -> Path:

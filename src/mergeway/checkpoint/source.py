@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ def spell_dtype(dtype: torch.dtype) -> str:
     return _SPELLED[dtype]
 
 
+@runtime_checkable
 class Checkpoint(Protocol):
     """What the rest of the library knows of a checkpoint."""
 
@@ -91,7 +92,7 @@ class SafetensorsFiles:
         return self._file_of[name].read(name)
 
 
-def read_json(path: Path, what: str) -> dict:
+def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file, or one line that says why not."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -5,22 +5,24 @@ The safetensors library writes a file only from all of its tensors at once, whic
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mergeway.checkpoint.inspect import as_bytes
+from mergeway.checkpoint.mapped import one_line
 from mergeway.checkpoint.source import INDEX, spell_dtype
+from mergeway.core.files import write_text, writing
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
@@ -94,9 +96,12 @@ class FileWriter:
             _write_at(self._fd, data, len(self._head) + self._offsets[name] + at)
 
     def finish(self, sync: bool = True) -> dict[str, str]:
-        """Flush to the disk and say the digest of the header ('') and of each tensor, whichever rank wrote it."""
+        """The digests of the header ('') and of each tensor, whichever rank wrote it.
+
+        With `sync` the other ranks flush what they wrote, perhaps on other machines; the lead does when it names the stage.
+        """
         with writing(self.path):
-            if sync:
+            if sync and not team().lead:
                 os.fsync(self._fd)
         found = self._digests()
         self._close()
@@ -108,8 +113,8 @@ class FileWriter:
             team().gather(None)  # nobody reads the file before everybody has written
             return {}
         whole = {n: h.hexdigest() for n, h in self._hashes.items() if self._passed[n] == self._infos[n].nbytes}
-        told = team().gather({n: d for n, d in whole.items() if self._infos[n].nbytes or team().lead})
-        found = {name: digest for mine in told for name, digest in mine.items()}
+        of_ranks = team().gather({n: d for n, d in whole.items() if self._infos[n].nbytes or team().lead})
+        found = {name: digest for mine in of_ranks for name, digest in mine.items()}
         left = [name for name in self._infos if name not in found][team().rank :: team().count]
         if team().count > 1:
             for mine in team().gather({name: self._read_digest(name) for name in left}):
@@ -157,6 +162,17 @@ class ModelWriter:
         return self._index | {w.path.name: w.finish() for w in dict.fromkeys(self._files.values())}
 
 
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file of tensors that are all at hand, in a stage."""
+    with writing(path):
+        try:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()}, path, dict(metadata or {}) or None
+            )
+        except SafetensorError as problem:  # the library's name for a full disk, too
+            raise CheckpointError(f"{path}: cannot be written ({one_line(problem)})") from None
+
+
 def _plan(infos: Mapping[str, TensorInfo], shard_size: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     filled = 0
@@ -189,35 +205,7 @@ def read_size(text: str) -> int:
     return size
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file and flush it to the disk."""
-    with writing(path), open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all: whoever reads it meanwhile sees the old one."""
-    new = path.with_name(path.name + ".new")
-    write_text(new, text)
-    os.replace(new, path)
-
-
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about a file being written into one clear line."""
-    try:
-        yield
-    except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(
-                f"{path}: no space left on the disk; nothing was changed, free some and run again"
-            ) from None
-        raise CheckpointError(f"{path}: cannot be written ({problem.strerror or problem})") from None

@@ -24,6 +24,15 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        "--heads",
+        metavar="REGEX",
+        help="Tensors that each task keeps for itself; by default those of a classifier, '' for none.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -134,6 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of our output has gone; what is left in the buffer has nowhere to go either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        # Not foreseen where it happened, but the disk's or the system's fault all the same.
+        return _failed(_system_error(problem), 2)
     except Exception as problem:
         if Settings.debug:
             raise
@@ -145,6 +157,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(
             f"this is a bug in mergeway: {type(problem).__name__}: {problem} (run again with --debug and report it)", 1
         )
+
+
+def _system_error(problem: OSError) -> str:
+    where = f"{problem.filename}: " if problem.filename else ""
+    return f"{where}the system refused ({problem.strerror or problem}); see that the file can be read and written, and run again"
 
 
 def _is_memory(problem: Exception) -> bool:

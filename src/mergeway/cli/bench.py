@@ -130,7 +130,8 @@ def evaluate(
     from mergeway.checkpoint import open_checkpoint
     from mergeway.cli.display import console, print_json, table
     from mergeway.cli.objectives import find_suite
-    from mergeway.fold.prepare import prepare_arrival, prepare_base, worker_pool
+    from mergeway.core.pool import worker_pool
+    from mergeway.fold.prepare import prepare_arrival, prepare_base
     from mergeway.trunk import Trunk
 
     found = find_suite(suite, compute)

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from mergeway.cli.app import FOLD, AllowPickle, Force, Json, Set, ShardSize, Threads, app, command_line, read_options
+from mergeway.cli.app import (
+    FOLD,
+    AllowPickle,
+    Force,
+    Heads,
+    Json,
+    Set,
+    ShardSize,
+    Threads,
+    app,
+    command_line,
+    read_options,
+)
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
@@ -35,6 +47,7 @@ def merge(
         ),
     ] = None,
     objective: ObjectiveOption = None,
+    heads: Heads = None,
     shard_size: ShardSize = "5GB",
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
@@ -60,6 +73,7 @@ def merge(
             chosen,
             read_weights(weights),
             loss,
+            heads=heads,
             shard_size=read_size(shard_size),
             threads=threads,
             allow_pickle=allow_pickle,

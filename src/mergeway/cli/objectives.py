@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mergeway.calibration.suite import Suite
+    from mergeway.bench.suite import Suite
     from mergeway.model.compute import Compute
 
 ObjectiveOption = Annotated[
@@ -54,14 +54,15 @@ def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
 
 def find_suite(name: str, compute: Compute | None = None) -> Suite:
     """A suite by its directory, or by its name."""
+    from mergeway.bench.suite import load_suite
     from mergeway.bench.suites import suite_directory
-    from mergeway.calibration.suite import load_suite
 
     return load_suite(suite_directory(name), compute=compute)
 
 
 def import_function(text: str, compute: Compute) -> Any:
     """A function from `module:function`; modules in the working directory count."""
+    from mergeway.calibration.objective import Objective
     from mergeway.errors import OptionError
     from mergeway.model.compute import Compute
 
@@ -86,7 +87,7 @@ def import_function(text: str, compute: Compute) -> Any:
         ) from None
     if not callable(found):
         raise OptionError(f"--objective {text}: is not a function")
-    return found if hasattr(found, "accumulate") else _guarded(text, found)
+    return found if isinstance(found, Objective) else _guarded(text, found)
 
 
 def _guarded(text: str, function: Any) -> Any:

@@ -13,7 +13,7 @@ from mergeway.bench.paper import Study, Table, Value, choose, default_lengths
 from mergeway.bench.paper.formats import as_json as table_json
 from mergeway.bench.paper.registry import Kind
 from mergeway.bench.paper.study import FEATURED
-from mergeway.calibration.suite import Suite
+from mergeway.bench.suite import Suite
 from mergeway.cli.display import console, print_json, progress
 from mergeway.errors import OptionError
 

@@ -32,7 +32,7 @@ def rules(as_json: Json = False) -> None:
 
 def describe_rules() -> list[dict[str, Any]]:
     """Every rule as plain data."""
-    from mergeway.rules import RULES
+    from mergeway.rules import RULES, Removable
 
     return [
         {
@@ -40,7 +40,7 @@ def describe_rules() -> list[dict[str, Any]]:
             "title": rule.title,
             "options": rule().options(),
             "needs": sorted(rule.needs),
-            "remove": rule.additive,
+            "remove": issubclass(rule, Removable),
             "paper": rule.paper,
         }
         for name, rule in RULES.items()

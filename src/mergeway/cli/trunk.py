@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mergeway.cli.app import FOLD, AllowPickle, Json, NoWait, Set, Threads, TrunkPath, app, read_options
+from mergeway.cli.app import FOLD, AllowPickle, Heads, Json, NoWait, Set, Threads, TrunkPath, app, read_options
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 from mergeway.cli.records import print_record
@@ -28,15 +28,7 @@ def init(
         str, typer.Option("--memory-share", help="How tasks share the memory: even, or utility for by their weights.")
     ] = "even",
     seed: Annotated[int, typer.Option("--memory-seed", help="Which samples are drawn.")] = 0,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            "--heads",
-            metavar="REGEX",
-            help="Tensors that each task keeps for itself; by default those of a classifier, '' for none.",
-            show_default=False,
-        ),
-    ] = None,
+    heads: Heads = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,

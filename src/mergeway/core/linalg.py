@@ -41,7 +41,7 @@ def right_basis(a: Tensor) -> RightBasis:
 
     In float64 the squared condition number does no harm down to RANK_CUT, and one symmetric eigenproblem is two to four
     times faster than a full SVD of the same matrix. NumPy's BLAS knows that xᵀx is symmetric and is the faster of the two
-    at hand; `engine.worker_pool` holds it to one thread.
+    at hand; `core.pool.worker_pool` holds it to one thread.
     """
     # A copy in memory of torch's own: on tensors mapped from a file, BLAS rounds by how they happen to be aligned.
     x = a.to(torch.float64, copy=True).numpy()

@@ -12,9 +12,12 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mergeway.errors import MergewayError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class Team:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """What every rank says, in the order of the ranks."""
+        """The value of every rank, in the order of the ranks."""
         return [value]
 
     def from_lead(self, make: Callable[[], T]) -> T:
@@ -45,12 +48,15 @@ class Team:
         """Sums over the ranks."""
         return values
 
-    def add_in_place(self, tensor: Any) -> None:
+    def add_in_place(self, tensor: Tensor) -> None:
         """The sum of a tensor over the ranks, in its place and with the same bits on all of them."""
 
     def pool(self, workers: Executor, threads: int) -> Executor:
         """The workers of all ranks as one pool."""
         return workers
+
+
+ALONE = Team()
 
 
 class TorchTeam(Team):
@@ -62,7 +68,7 @@ class TorchTeam(Team):
         from torch.distributed.rendezvous import rendezvous
 
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo"
-        with _others():
+        with _lost_rank_named():
             store, rank, count = next(rendezvous("env://"))
             # A rank that dies is seen at once by its closed connection; a long wait is one for a lock.
             distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timedelta(days=1))
@@ -70,21 +76,21 @@ class TorchTeam(Team):
         self.distributed = distributed
 
     def gather(self, value: T) -> list[T]:
-        told: list[Any] = [None] * self.count
-        with _others():
-            self.distributed.all_gather_object(told, value)
-        return told
+        values: list[Any] = [None] * self.count
+        with _lost_rank_named():
+            self.distributed.all_gather_object(values, value)
+        return values
 
     def from_lead(self, make: Callable[[], T]) -> T:
-        told: list[Any] = [None]
+        outcome: list[Any] = [None]
         if self.lead:
             try:
-                told = [(make(), None)]
+                outcome = [(make(), None)]
             except Exception as problem:
-                told = [(None, problem)]
-        with _others():
-            self.distributed.broadcast_object_list(told, src=0)
-        value, problem = told[0]
+                outcome = [(None, problem)]
+        with _lost_rank_named():
+            self.distributed.broadcast_object_list(outcome, src=0)
+        value, problem = outcome[0]
         if problem is not None:
             raise problem
         return value
@@ -93,12 +99,12 @@ class TorchTeam(Team):
         import torch
 
         total = torch.tensor(values, dtype=torch.float64)
-        with _others():
+        with _lost_rank_named():
             self.distributed.all_reduce(total)
         return total.tolist()
 
-    def add_in_place(self, tensor: Any) -> None:
-        with _others():
+    def add_in_place(self, tensor: Tensor) -> None:
+        with _lost_rank_named():
             self.distributed.all_reduce(tensor)
 
     def pool(self, workers: Executor, threads: int) -> Executor:
@@ -118,7 +124,7 @@ class _CommonPool(Executor):
 
         def work() -> None:
             while True:
-                with _others():
+                with _lost_rank_named():
                     number = self._team.store.add(queue, 1) - 1
                 if number >= len(items):
                     return
@@ -130,14 +136,14 @@ class _CommonPool(Executor):
                 worker.result()
             except Exception as found:
                 problem = problem or found
-        told = self._team.gather((done, problem))
-        if failed := [found for _, found in told if found is not None]:
+        outcomes = self._team.gather((done, problem))
+        if failed := [found for _, found in outcomes if found is not None]:
             raise failed[0]
-        results = {number: result for mine, _ in told for number, result in mine}
+        results = {number: result for mine, _ in outcomes for number, result in mine}
         return iter([results[number] for number in range(len(items))])
 
 
-_current: Team = Team()
+_current: Team = ALONE
 
 
 def team() -> Team:
@@ -155,15 +161,15 @@ def joined() -> Iterator[Team]:
     """Be one of the processes that torchrun started, until the block ends."""
     global _current
     before = signal.signal(signal.SIGTERM, _stop)
-    made = TorchTeam()
-    _current = made
+    started = TorchTeam()
+    _current = started
     try:
-        yield made
+        yield started
     finally:
-        _current = Team()
+        _current = ALONE
         signal.signal(signal.SIGTERM, before)
         with contextlib.suppress(RuntimeError, ValueError):
-            made.distributed.destroy_process_group()
+            started.distributed.destroy_process_group()
 
 
 def _stop(*_: object) -> None:
@@ -179,8 +185,8 @@ def _stop(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def _others() -> Iterator[None]:
-    """Turn what the network says of a lost rank into one clear line."""
+def _lost_rank_named() -> Iterator[None]:
+    """Turn the network's error about a lost rank into one clear line."""
     try:
         yield
     except (RuntimeError, ConnectionError) as problem:

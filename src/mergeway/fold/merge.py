@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,23 +11,29 @@ from typing import Any
 
 from torch import Tensor
 
-from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles, open_checkpoint
+from mergeway.calibration.objective import Loss, Objective, as_objective
+from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
-from mergeway.checkpoint.source import InMemory
-from mergeway.checkpoint.writer import DEFAULT_SHARD, DictSink, FileWriter, Sink
+from mergeway.checkpoint.heads import head_pattern, write_beside
+from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
-from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError
 from mergeway.fold.card import model_card
-from mergeway.fold.equip import equip
-from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, worker_pool
-from mergeway.fold.walk import Pass, memory_infos
+from mergeway.fold.extras import Given, with_extras
+from mergeway.fold.folder import Standing
+from mergeway.fold.outlets import InMemory, OnDisk
+from mergeway.fold.prepare import Arrival, Base, check_weight, prepare_arrival, prepare_base, task_name
+from mergeway.fold.stream import Folded, fold_stream, folder_of
 from mergeway.rules import Fold, Rule, make
+
+# A reference, a module, or named tensors.
+Ref = Any
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedDirectory:
     """What a merge into a directory did."""
 
     out: Path
@@ -38,288 +43,191 @@ class Merged:
     at: Fold
 
 
+@dataclass(frozen=True)
+class FoldedModel:
+    """The deployed model after one fold of a stream, and the rule's state that the next one needs."""
+
+    params: dict[str, Tensor]
+    at: Fold
+    state: Checkpoint
+    details: Mapping[str, object]
+
+
 def merge(
-    base: Any,
-    arrivals: Sequence[Any],
+    base: Ref,
+    arrivals: Sequence[Ref],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
-    objective: Any = None,
+    objective: Loss | None = None,
     *,
-    moments: Sequence[Any] | None = None,
+    moments: Sequence[Given] | None = None,
+    tasks: Sequence[str] | None = None,
+    heads: str | None = None,
     threads: int | None = None,
     allow_pickle: bool = False,
-    **options: Any,
+    **options: object,
 ) -> dict[str, Tensor]:
     """Fold arrivals (refs, modules or dictionaries) into a base and return the deployed tensors.
 
     `objective`, for the rules that need one, maps named tensors to a scalar tensor; an `Objective` with the tasks in the
     order of the arrivals is narrowed to those seen so far at each fold. `moments`, one for each arrival (a file, a dictionary
-    of tensors or None), are for the rules that need them; those beside an arrival are found without it.
+    of tensors or None), are for the rules that need them; those beside an arrival are found without it. `heads`, a regular
+    expression, names the tensors that each task keeps for itself (by default those of a classifier, '' for none); the base's
+    stay in the result.
     """
-    chosen = make(rule, options)
+    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle)
+    outlet = InMemory()
     with worker_pool(threads) as pool:
-        prepared, stream = _prepare(base, arrivals, weights, None, allow_pickle, pool, SILENT)
-        stream = _equipped(chosen, prepared, stream, moments, objective)
-        model = DictSink(prepared.checkpoint.infos)
-        _fold_stream(Pass(chosen, prepared, pool), stream, model, _MemoryScratch, objective)
-    return model.tensors
-
-
-@dataclass(frozen=True)
-class FoldedModel:
-    """The deployed model after one fold of a stream, and the rule's memory that the next one needs."""
-
-    params: dict[str, Tensor]
-    at: Fold
-    memory: Checkpoint
-    details: dict[str, Any]
+        stream = _prepare(make(rule, options), given, moments, objective, pool)
+        for _ in stream.folds(pool, outlet):
+            pass
+    return outlet.last.tensors
 
 
 def fold_steps(
-    base: Any,
-    arrivals: Sequence[Any],
+    base: Ref,
+    arrivals: Sequence[Ref],
     rule: str | Rule,
     weights: Sequence[float] | None = None,
-    objective: Any = None,
+    objective: Loss | None = None,
     *,
-    moments: Sequence[Any] | None = None,
+    moments: Sequence[Given] | None = None,
+    heads: str | None = None,
     threads: int | None = 1,
     after: tuple[Fold, Checkpoint] | None = None,
 ) -> Iterator[FoldedModel]:
     """The deployed model after every fold, one at a time; the last is what `merge` returns.
 
-    `after`, the fold and the memory of an earlier step of the same stream, goes on with the fold behind it.
+    `after`, the fold and the state of an earlier step of the same stream, goes on with the fold behind it.
     """
-    chosen = make(rule)
+    given = _Given(base, arrivals, weights, None, heads, False)
+    outlet = InMemory(every=True, keeps=True)
     with worker_pool(threads) as pool:
-        prepared, stream = _prepare(base, arrivals, weights, None, False, pool, SILENT)
-        stream = _equipped(chosen, prepared, stream, moments, objective)
-        way = Pass(chosen, prepared, pool)
-        if chosen.whole:
-            check_objective(chosen, objective)
-        at, memory = after or (Fold(), None)
-        for k, arrival in enumerate(stream[at.step :], at.step + 1):
-            kept, model = _MemoryScratch(memory_infos(chosen, prepared)), DictSink(prepared.checkpoint.infos)
-            details: dict[str, Any] = {}
-            if chosen.whole:
-                seen = seen_objective(objective, [a.weight for a in stream[:k]])
-                at, whole = way.merge_whole(arrival, at, memory, seen)
-                way.keep_whole(whole.memory, kept.sink)
-                polished = way.polish_whole(whole.deployed, seen) if k == len(stream) else None
-                way.deploy_whole(polished[0] if polished else whole.deployed, model)
-                details, memory = whole.details, kept.read()
-            else:
-                at = way.fold([arrival], at, memory, kept.sink, model)
-                memory = kept.read()
-                if chosen.settles:
-                    way.deploy(at, memory, model)
-            way.copy_buffers(model)
-            yield FoldedModel(model.tensors, at, memory, details)
+        stream = _prepare(make(rule), given, moments, objective, pool)
+        for folded in stream.folds(pool, outlet, after):
+            assert folded.state is not None
+            yield FoldedModel(outlet.last.tensors, folded.at, folded.state, folded.details)
 
 
 def merge_into(
     out: str | Path,
-    base: Any,
-    arrivals: Sequence[Any],
+    base: Ref,
+    arrivals: Sequence[Ref],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
-    objective: Any = None,
+    objective: Loss | None = None,
     *,
-    moments: Sequence[Any] | None = None,
+    moments: Sequence[Given] | None = None,
     tasks: Sequence[str] | None = None,
+    heads: str | None = None,
     shard_size: int = DEFAULT_SHARD,
     threads: int | None = None,
     allow_pickle: bool = False,
     force: bool = False,
     command: str | None = None,
     progress: Progress = SILENT,
-    **options: Any,
-) -> Merged:
-    """Fold arrivals into a base and write a model directory, in memory that does not grow with either."""
+    **options: object,
+) -> MergedDirectory:
+    """Fold arrivals into a base and write a model directory, in memory that does not grow with either.
+
+    The heads that tasks keep for themselves are written beside the model, as `export` writes them.
+    """
     chosen, out = make(rule, options), Path(out)
+    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle)
     team().from_lead(lambda: check_free(out, force))
     with worker_pool(threads) as pool:
-        prepared, stream = _prepare(base, arrivals, weights, tasks, allow_pickle, pool, progress)
-        check_apart(out, [prepared.checkpoint.source, *(a.checkpoint.source for a in stream)])
-        stream = _equipped(chosen, prepared, stream, moments, objective)
-        way = Pass(chosen, prepared, pool, progress)
+        stream = _prepare(chosen, given, moments, objective, pool, progress)
+        check_apart(out, [stream.base.checkpoint.source, *(a.checkpoint.source for a in stream.arrivals)])
         with staged_directory(out, force) as stage:
-            model = ModelWriter(stage, prepared.checkpoint.infos, shard_size, digests=False)
-            numbers = itertools.count()
-            at = _fold_stream(
-                way, stream, model, lambda infos: _DiskScratch(infos, stage / f"memory-{next(numbers)}"), objective
-            )
-            model.finish()
-            copy_side_files(prepared.checkpoint.directory, stage)
-            write_card(
-                stage,
-                model_card(
-                    prepared.checkpoint.source,
-                    prepared.seen.digest,
-                    [(a.task, a.checkpoint.source, a.seen.digest, a.weight) for a in stream],
-                    chosen,
-                    command,
-                ),
-            )
-    return Merged(out, prepared, stream, chosen, at)
+            outlet = OnDisk(stage, shard_size)
+            *_, folded = stream.folds(pool, outlet)
+            outlet.writer.finish()
+            team().from_lead(lambda: _write_beside(stage, stream, command))
+    return MergedDirectory(out, stream.base, stream.arrivals, chosen, folded.at)
 
 
-class _MemoryScratch:
-    """The rule's memory between two walks, in memory."""
+@dataclass(frozen=True)
+class _Given:
+    """A stream as a caller names it."""
 
-    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
-        self.sink = DictSink(infos)
+    base: Ref
+    arrivals: Sequence[Ref]
+    weights: Sequence[float] | None
+    tasks: Sequence[str] | None
+    heads: str | None
+    allow_pickle: bool
 
-    def read(self) -> Checkpoint:
-        return InMemory(self.sink.tensors)
-
-    def drop(self) -> None:
-        self.sink.tensors.clear()
-
-
-class _DiskScratch:
-    """The rule's memory between two walks, in a file that is not kept."""
-
-    def __init__(self, infos: Mapping[str, TensorInfo], path: Path) -> None:
-        self.sink = FileWriter(path, infos, digests=False)
-
-    def read(self) -> Checkpoint:
-        self.sink.finish(sync=False)
-        return SafetensorsFiles("scratch", [self.sink.path])
-
-    def drop(self) -> None:
-        team().from_lead(self.sink.path.unlink)
+    def shares(self) -> list[float]:
+        """A weight for each arrival, after a look at both lists."""
+        if isinstance(self.arrivals, str | Path | Mapping) or not self.arrivals:
+            raise OptionError("arrivals: expected a list with at least one checkpoint")
+        shares = list(self.weights) if self.weights is not None else [1.0] * len(self.arrivals)
+        if len(shares) != len(self.arrivals):
+            raise OptionError(f"weights: {len(shares)} given for {len(self.arrivals)} arrivals; give one each")
+        for share in shares:
+            check_weight(share)
+        if self.tasks is not None and len(self.tasks) != len(self.arrivals):
+            raise OptionError(f"tasks: {len(self.tasks)} names given for {len(self.arrivals)} arrivals; give one each")
+        return shares
 
 
-def _fold_stream(
-    way: Pass,
-    stream: list[Arrival],
-    model: Sink,
-    scratch: Callable[[Mapping[str, TensorInfo]], Any],
-    objective: Any = None,
-) -> Fold:
-    """All folds of a stream; the rule's memory is kept only where it has to be seen again."""
-    at = (
-        _fold_whole(way, stream, model, scratch, objective)
-        if way.rule.whole
-        else _fold_parts(way, stream, model, scratch)
-    )
-    way.copy_buffers(model)
-    return at
+@dataclass(frozen=True)
+class _Prepared:
+    """A stream that is ready to be folded."""
 
+    rule: Rule
+    base: Base
+    arrivals: list[Arrival]
+    objective: Objective | None
+    progress: Progress
 
-def _fold_parts(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[..., Any]) -> Fold:
-    groups = [[arrival] for arrival in stream] if way.rule.surveys or way.rule.brings else [stream]
-    at, memory, held = Fold(), None, None
-    for group in groups:
-        last = group is groups[-1]
-        new = scratch(memory_infos(way.rule, way.base)) if not last or way.rule.settles else None
-        at = way.fold(group, at, memory, new.sink if new else None, model if last else None)
-        memory = new.read() if new else None
-        if held:
-            held.drop()
-        held = new
-    if memory is not None:
-        way.deploy(at, memory, model)
-    if held:
-        held.drop()
-    return at
-
-
-def _fold_whole(way: Pass, stream: list[Arrival], model: Sink, scratch: Callable[..., Any], objective: Any) -> Fold:
-    check_objective(way.rule, objective)
-    at, memory, held = Fold(), None, None
-    for k, arrival in enumerate(stream, 1):
-        seen = seen_objective(objective, [a.weight for a in stream[:k]])
-        last = k == len(stream)
-        at, whole = way.merge_whole(arrival, at, memory, seen, deploy=last)
-        if held:
-            held.drop()
-        if last:
-            polished = way.polish_whole(whole.deployed, seen)
-            way.deploy_whole(polished[0] if polished else whole.deployed, model)
-            break
-        held = scratch(memory_infos(way.rule, way.base))
-        way.keep_whole(whole.memory, held.sink)
-        memory = held.read()
-    return at
-
-
-def _equipped(
-    rule: Rule, base: Base, stream: list[Arrival], moments: Sequence[Any] | None, objective: Any
-) -> list[Arrival]:
-    """The stream with what its rule wants besides weights."""
-    if moments is not None and len(moments) != len(stream):
-        raise OptionError(f"moments: {len(moments)} given for {len(stream)} arrivals; give one each, or None")
-    if rule.brings is None and moments is None:
-        return stream
-    if rule.brings == "grams":
-        check_objective(rule, objective)
-    narrow = getattr(objective, "seen", None)
-    return [
-        equip(
-            rule,
-            base,
-            arrival,
-            moments[k - 1] if moments else None,
-            partial(_newest, narrow, k) if narrow else None,
-        )
-        for k, arrival in enumerate(stream, 1)
-    ]
-
-
-def _newest(narrow: Callable[[int], Any], count: int) -> Any:
-    return narrow(count).newest()
-
-
-def check_objective(rule: Rule, objective: Any) -> None:
-    """Refuse to start a rule that needs data without any."""
-    if "calibration" in rule.needs and objective is None:
-        raise OptionError(
-            f"rule '{rule.name}' needs calibration data; give --suite or --objective (objective=... in Python)"
-        )
-
-
-def seen_objective(objective: Any, weights: Sequence[float]) -> Any:
-    """The objective of the arrivals so far; a plain function is the same at every fold."""
-    narrow = getattr(objective, "seen", None)
-    return narrow(len(weights), weights) if narrow else objective
+    def folds(
+        self, pool: Executor, outlet: InMemory | OnDisk, after: tuple[Fold, Checkpoint] | None = None
+    ) -> Iterator[Folded]:
+        """Every fold, or those behind the step `after`."""
+        standing = None
+        if after is not None:
+            weights = tuple(a.weight for a in self.arrivals[: after[0].step])
+            standing = Standing(*after, weights)
+        folder = folder_of(self.rule, self.base, pool, self.progress, team())
+        left = self.arrivals[after[0].step if after else 0 :]
+        return fold_stream(folder, left, outlet, self.objective, standing)
 
 
 def _prepare(
-    base: Any,
-    arrivals: Sequence[Any],
-    weights: Sequence[float] | None,
-    tasks: Sequence[str] | None,
-    allow_pickle: bool,
-    pool: Any,
-    progress: Progress,
-) -> tuple[Base, list[Arrival]]:
-    if isinstance(arrivals, str | Path | Mapping) or not arrivals:
-        raise OptionError("arrivals: expected a list with at least one checkpoint")
-    shares = list(weights) if weights is not None else [1.0] * len(arrivals)
-    if len(shares) != len(arrivals):
-        raise OptionError(f"weights: {len(shares)} given for {len(arrivals)} arrivals; give one each")
-    for share in shares:
-        check_weight(share)
-    opened = open_checkpoint(base, allow_pickle=allow_pickle)
+    rule: Rule,
+    given: _Given,
+    moments: Sequence[Given] | None,
+    objective: Loss | None,
+    pool: Executor,
+    progress: Progress = SILENT,
+) -> _Prepared:
+    shares = given.shares()
+    if moments is not None and len(moments) != len(shares):
+        raise OptionError(f"moments: {len(moments)} given for {len(shares)} arrivals; give one each, or None")
+    opened = open_checkpoint(given.base, allow_pickle=given.allow_pickle)
     # Every file is opened, and every header read, before the first long pass over the data.
-    checkpoints = [open_checkpoint(a, opened, allow_pickle) for a in arrivals]
-    names = list(tasks) if tasks else [default_task(c) for c in checkpoints]
-    prepared = prepare_base(opened, pool, progress)
-    return prepared, [
-        prepare_arrival(prepared, c, float(w), t, pool, progress)
-        for c, w, t in zip(checkpoints, shares, names, strict=True)
-    ]
+    checkpoints = [open_checkpoint(a, opened, given.allow_pickle) for a in given.arrivals]
+    names: list[str] = []
+    for number, checkpoint in enumerate(checkpoints):
+        names.append(task_name(given.tasks[number] if given.tasks else None, checkpoint, names))
+    base = prepare_base(opened, pool, progress, head_pattern(opened, given.heads))
+    loss = as_objective(objective) if objective is not None else None
+    arrivals: list[Arrival] = []
+    for k, (checkpoint, weight, name) in enumerate(zip(checkpoints, shares, names, strict=True), 1):
+        arrival = prepare_arrival(base, checkpoint, weight, name, pool, progress)
+        data = partial(_newest, loss, k) if loss is not None else None
+        arrivals.append(with_extras(rule, base, arrival, moments[k - 1] if moments else None, data))
+    return _Prepared(rule, base, arrivals, loss, progress)
 
 
-def default_task(checkpoint: Checkpoint) -> str:
-    """The name of an arrival that was given none: its file's, directory's or repository's."""
-    name = Path(checkpoint.source).name.partition("@")[0]
-    return name.removesuffix(".safetensors") or "arrival"
+def _newest(objective: Objective, count: int) -> Any:
+    return objective.seen(count).newest()
 
 
-def check_weight(weight: float) -> None:
-    """Utilities are positive and finite."""
-    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-        raise OptionError(f"weight {weight!r}: a utility weight is a positive, finite number")
+def _write_beside(stage: Path, stream: _Prepared, command: str | None) -> None:
+    copy_side_files(stream.base.checkpoint.directory, stage)
+    write_beside(stage, {a.task: a.head for a in stream.arrivals if a.head is not None})
+    rows = [(a.task, a.checkpoint.source, a.seen.digest, a.weight) for a in stream.arrivals]
+    card = model_card(stream.base.checkpoint.source, stream.base.seen.digest, rows, stream.rule, command)
+    write_card(stage, card)

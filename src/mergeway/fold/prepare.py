@@ -1,30 +1,32 @@
-"""What every pass starts from: a base and its arrivals, inspected and found to fit, and the workers that do the walking."""
+"""What every fold starts from: a base and its arrivals, inspected and found to fit, under names that are free."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
-import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, Inspection, check_fits, inspect_checkpoint
+from mergeway.checkpoint.heads import Head, head_of
 from mergeway.checkpoint.inspect import tied_names
 from mergeway.core.progress import SILENT, Progress
-from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
+
+# What a training run calls its snapshots; the run's own name says more.
+_SNAPSHOT = re.compile(r"checkpoint-\d+")
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
 class Base:
-    """The base, inspected: its digest, and which of its tensors are one tied tensor under two names."""
+    """The base, inspected: its digest, which of its tensors are one tied tensor under two names, and which are heads."""
 
     checkpoint: Checkpoint
     seen: Inspection
@@ -47,36 +49,19 @@ class Base:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An arrival that fits the base, with its weight."""
+    """An arrival that fits the base: its name and weight, its own head, and what it brings besides its weights."""
 
     checkpoint: Checkpoint
     seen: Inspection
     weight: float
     task: str
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-    # What it brings besides its weights (moments, Gram matrices), worked out or opened when its fold begins.
-    bring: Callable[[], Mapping[str, Tensor]] | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])
+    head: Head | None = None
+    # One more tensor a parameter (moments, Gram matrices), opened or computed when the fold begins.
+    extras: Callable[[], Mapping[str, Tensor]] | None = None
 
     def read(self, name: str) -> Tensor:
         return self.checkpoint.read(self.elsewhere.get(name, name))
-
-
-@contextlib.contextmanager
-def worker_pool(threads: int | None = None) -> Iterator[Executor]:
-    """Workers that run torch and BLAS on one thread each, as many as there are cores unless told otherwise."""
-    count = threads if threads is not None else len(os.sched_getaffinity(0))
-    if count < 1:
-        raise OptionError(f"--threads is {count}; it must be at least 1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with (
-            threadpool_limits(1, user_api="blas"),
-            ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-        ):
-            yield team().pool(pool, count)
-    finally:
-        torch.set_num_threads(before)
 
 
 def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT, heads: str | None = None) -> Base:
@@ -96,9 +81,37 @@ def prepare_arrival(
     base: Base, checkpoint: Checkpoint, weight: float, task: str, pool: Executor, progress: Progress = SILENT
 ) -> Arrival:
     """Inspect an arrival and check that it fits the base."""
+    check_weight(weight)
     seen = _inspect(checkpoint, pool, progress)
     elsewhere = check_fits(base.checkpoint, base.seen, checkpoint, seen, base.heads)
-    return Arrival(checkpoint, seen, weight, task, elsewhere)
+    head = head_of(checkpoint, base.heads) if base.heads is not None else None
+    return Arrival(checkpoint, seen, float(weight), task, elsewhere, head)
+
+
+def task_name(given: str | None, checkpoint: Checkpoint, taken: Collection[str]) -> str:
+    """The name asked for, if it is free; else one after the checkpoint's file, directory or repository."""
+    if given is not None:
+        if given in taken:
+            raise OptionError(f"task '{given}' is part of the deployed model already; give the arrival another --task")
+        if not given or not given.isprintable():
+            raise OptionError(f"task name {given!r}: it must be printable and not empty")
+        return given
+    path = Path(checkpoint.source.partition("@")[0])
+    name = path.parent.name if _SNAPSHOT.fullmatch(path.name) and path.parent.name else path.name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    stem = "".join(c if c.isprintable() else "_" for c in name) or "arrival"
+    number, name = 1, stem
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def check_weight(weight: float) -> None:
+    """Utilities are positive and finite."""
+    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+        raise OptionError(f"weight {weight!r}: a utility weight is a positive, finite number")
 
 
 def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress) -> Inspection:

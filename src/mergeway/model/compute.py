@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,9 +51,16 @@ class Compute:
         return {name: tensor.to(where) for name, tensor in tensors.items()}
 
 
-def compute_of(predict: Any) -> Compute:
-    """How a predictor is run; a function that does not say is left to itself."""
-    return getattr(predict, "compute", Compute("cpu"))
+@runtime_checkable
+class Computed(Protocol):
+    """What says how it is run."""
+
+    compute: Compute
+
+
+def compute_of(predict: object) -> Compute:
+    """How a function of parameters is run; one that does not say is left to itself."""
+    return predict.compute if isinstance(predict, Computed) else Compute("cpu")
 
 
 @cache

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from mergeway.core.ranks import team
+from mergeway.checkpoint.naming import Names
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
-from mergeway.checkpoint.naming import Names
+from mergeway.model.skeleton import is_sharded
 
 
 class Runner:
@@ -25,11 +25,11 @@ class Runner:
         self.model, self.compute, self.names = model, compute, Names(model)
         if compute.checkpointing:
             _checkpoint_blocks(model)
-        if team().count == 1:
+        if not any(parameter.is_meta for parameter in model.parameters()):
             model.to(compute.where)
         elif compute.compile:
             raise OptionError("--compile runs on one process; start it without torchrun")
-        else:  # several ranks have a hollow model, whose parameters come later
+        else:  # several ranks have a model without weights, whose parameters come later
             for module in model.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.to(compute.where))
@@ -104,7 +104,7 @@ class _Forgetful:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         here: dict[str, Tensor] = dict(self._block.named_parameters(remove_duplicate=False))
-        own = hasattr(self._block, "unshard")  # cut over several ranks: nothing was put in
+        own = is_sharded(self._block)  # cut over several ranks: nothing was put in
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if own:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from mergeway.checkpoint.source import open_directory
 
 
-def hollow_model(kind: Any, directory: Path) -> nn.Module:
+def meta_model(family: Any, directory: Path) -> nn.Module:
     """A model of `transformers` from its config: buffers are real, parameters are on torch's meta device."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(directory)
     with _parameters_on_meta():
-        auto = kind.__name__.startswith("Auto")
-        model = kind.from_config(config, dtype=torch.float32) if auto else kind(config)
+        auto = family.__name__.startswith("Auto")
+        model = family.from_config(config, dtype=torch.float32) if auto else family(config)
     stored = open_directory(str(directory), directory)
     for name, buffer in model.named_buffers():
         if name in stored.infos:
@@ -32,27 +32,25 @@ def hollow_model(kind: Any, directory: Path) -> nn.Module:
 def _parameters_on_meta() -> Iterator[None]:
     register = nn.Module.register_parameter
 
-    def register_hollow(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         # One that is there already is tied, and stays the same object.
         if param is not None and not param.is_meta:
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
         register(module, name, param)
 
-    nn.Module.register_parameter = register_hollow  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def shard_model(model: nn.Module, names: set[str], where: torch.device) -> None:
+def shard_model(model: nn.Module, names: set[str], where: torch.device, ranks: int) -> None:
     """Cut the named parameters over the ranks with `fully_shard`, block by block; the others are given at each call."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from mergeway.core.ranks import team
-
-    mesh = init_device_mesh(where.type, (team().count,))
+    mesh = init_device_mesh(where.type, (ranks,))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     ignored: set[nn.Parameter] = set()
     for name, parameter in model.named_parameters():
@@ -67,7 +65,17 @@ def shard_model(model: nn.Module, names: set[str], where: torch.device) -> None:
         buffer.copy_(buffers[name])
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a module's parameters are cut over several ranks."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
 def local_part(parameter: Tensor) -> Tensor:
     """A rank's own rows of a parameter."""
-    own: Any = parameter
-    return own.to_local() if hasattr(own, "to_local") else own
+    from torch.distributed.tensor import DTensor
+
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, Removable, State
 
 
 @dataclass(frozen=True)
-class Average(Rule):
+class Average(Removable, PartRule):
     """The utility-weighted mean of all arrivals, kept as the sum Σ w_i δ_i."""
 
     name = "average"
     title = "running weighted mean of the arrivals"
     paper = "ODE-M Eq. 45; OPCM Eq. 32"
-    additive = True
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        return {"sum": memory["sum"].add(delta, alpha=at.weight)}
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        return {"sum": state["sum"].add(delta, alpha=at.weight)}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return memory["sum"] / at.total
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return state["sum"] / at.total

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from mergeway.core.linalg import dot, thin_svd
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, KeepsDeployed, PartRule, SeesMatrices, State
 
 ENERGY = 0.99999  # share of Σσ whose singular vectors are kept
 EMA = 0.999  # how slowly the loss weights follow the min-norm solution
@@ -20,7 +19,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, at their usual values
 
 
 @dataclass(frozen=True)
-class Dop(Rule):
+class Dop(SeesMatrices, KeepsDeployed, PartRule):
     """Minimises Σ_i a_i L_i(W), L_i = ‖Σ_i U_iᵀ(W − W_i)‖² + ‖(W − W_i)V_i Σ_i‖² over i ∈ {merged, new} with Adam.
 
     U, Σ, V belong to W_i − W_0. The weights a start at (alpha, 1 − alpha) and follow the min-norm combination of the two
@@ -34,7 +33,6 @@ class Dop(Rule):
     title = "data-free dual orthogonal projections"
     paper = "Dual Projections (NeurIPS 2025), as in FusionBench"
     slots = ("update",)
-    matrices = True
 
     steps: int = 200
     lr: float = 1e-4
@@ -46,10 +44,10 @@ class Dop(Rule):
         check_range(self, "lr", 0.0, float("inf"))
         check_range(self, "alpha", 0.0, 1.0)
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
         if at.step == 1:
             return {"update": delta}
-        merged = memory["update"]
+        merged = state["update"]
         share = at.relative_weight / (1 + at.relative_weight)
         start = torch.lerp(merged, delta, share)
         if part.matrix is None:
@@ -57,8 +55,8 @@ class Dop(Rule):
         old, new = self.alpha * (1 - share), (1 - self.alpha) * share
         return {"update": self._optimise(start, (merged, delta), old / (old + new))}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return memory["update"]
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return state["update"]
 
     def _optimise(self, start: Tensor, targets: tuple[Tensor, Tensor], weight: float) -> Tensor:
         """Adam on the weighted losses; `weight` is that of the merged model."""

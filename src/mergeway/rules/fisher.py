@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, KeepsDeployed, State, WantsMoments
 
 
 @dataclass(frozen=True)
-class Fisher(Rule):
+class Fisher(KeepsDeployed, WantsMoments):
     """Every entry goes to whoever cares: v is Adam's second moment, standing in for the Fisher information's diagonal.
 
     With `lam=utility`, λ_k = w_k/W_k and the result is Σ w_i v_i θ_i / Σ w_i v_i, whatever the order.
@@ -28,9 +27,6 @@ class Fisher(Rule):
     title = "mean weighted by the optimiser's second moments"
     paper = "Holistic CMM Eq. 4, Algorithm 1"
     slots = ("update", "moments")
-    needs = frozenset({"moments"})
-    brings = "moments"
-    carries = "update"
 
     lam: float | Literal["utility"] = 0.4
     debias: bool = False
@@ -39,18 +35,18 @@ class Fisher(Rule):
         if self.lam != "utility":
             check_range(self, "lam", 0.0, 1.0)
 
-    def fold_with(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:
-        update, moments = memory["update"], memory["moments"]
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State, extra: Tensor | None = None) -> State:
+        update, moments = state["update"], state["moments"]
         mean = update + at.eta * (delta - update)
-        if brought is None:
+        if extra is None:
             return {"update": mean, "moments": moments}
         if at.step == 1:
-            return {"update": delta, "moments": brought}
+            return {"update": delta, "moments": extra}
         lam = at.eta if isinstance(self.lam, str) else self.lam
-        new, total = lam * brought, lam * brought + (1 - lam) * moments
+        new, total = lam * extra, lam * extra + (1 - lam) * moments
         # One share instead of two products: a quotient of numbers near 1e-20 that never leaves [0, 1].
         weighted = update + new / total * (delta - update)
         return {"update": torch.where(total > 0, weighted, mean), "moments": total}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return memory["update"]
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return state["update"]

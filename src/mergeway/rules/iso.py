@@ -8,12 +8,11 @@ from torch import Tensor
 
 from mergeway.core.linalg import flat_spectrum
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, Removable, SeesMatrices, State
 
 
 @dataclass(frozen=True)
-class Iso(Rule):
+class Iso(SeesMatrices, Removable, PartRule):
     """The sum of the updates with a flat spectrum: no task's directions drown another's.
 
     Deviates: singular values below 1e-6 of the largest count as zero and take no part in the mean, where the published
@@ -23,16 +22,14 @@ class Iso(Rule):
     name = "iso"
     title = "sum of the updates with its spectrum flattened"
     paper = "Iso-C, made online; not in the three papers"
-    matrices = True
-    additive = True
 
     scaling: float = 1.0
     linear: str | None = None
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        return {"sum": memory["sum"].add(delta, alpha=at.weight)}
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        return {"sum": state["sum"].add(delta, alpha=at.weight)}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
         if part.matrix is None:
-            return memory["sum"] / at.total
-        return flat_spectrum(memory["sum"]) * (self.scaling / at.mean_weight)
+            return state["sum"] / at.total
+        return flat_spectrum(state["sum"]) * (self.scaling / at.mean_weight)

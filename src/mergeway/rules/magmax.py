@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, State
 
 
 @dataclass(frozen=True)
-class Magmax(Rule):
+class Magmax(PartRule):
     """Running entry of largest magnitude; the earlier arrival wins a draw.
 
     Deviates: the rule knows no utilities; here w_i δ_i compete and the winner is divided by the mean weight, so equal
@@ -27,9 +26,9 @@ class Magmax(Rule):
 
     scaling: float = 0.5
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        largest, incoming = memory["largest"], at.weight * delta
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        largest, incoming = state["largest"], at.weight * delta
         return {"largest": torch.where(incoming.abs() > largest.abs(), incoming, largest)}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return memory["largest"] * (self.scaling / at.mean_weight)
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return state["largest"] * (self.scaling / at.mean_weight)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from mergeway.core.linalg import right_basis, squared_norm
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, SeesMatrices, Settles, State
 
 
 @dataclass(frozen=True)
-class Opcm(Rule):
+class Opcm(SeesMatrices, Settles, PartRule):
     """Ψ_k = ψ_0 + S_k/λ_k with S_k = S_{k−1} + P(δ_k; S_{k−1}) and λ_k = ‖S_k‖ / mean ‖δ_i‖ (Eq. 7, 10).
 
     Utilities (Eq. 57-58, ODE-M): S sums w_i δ̂_i and is divided by the mean weight. The projection does not depend on the
@@ -33,8 +32,6 @@ class Opcm(Rule):
     name = "opcm"
     title = "orthogonal projection with adaptive scaling"
     paper = "OPCM Algorithm 1; ODE-M Eq. 57-58"
-    matrices = True
-    settles = True
 
     alpha: float = 0.5
     norms: Literal["raw", "projected"] = "raw"
@@ -44,13 +41,13 @@ class Opcm(Rule):
     def __post_init__(self) -> None:
         check_range(self, "alpha", 0.0, 1.0)
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        merged = memory["sum"]
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        merged = state["sum"]
         if part.matrix is not None:
             delta = project(delta, merged, self.alpha)
         return {"sum": merged.add(delta, alpha=at.weight)}
 
-    def tally(self, at: Fold, delta: Tensor, before: Memory, after: Memory) -> dict[str, float]:
+    def tally(self, at: Fold, delta: Tensor, before: State, after: State) -> dict[str, float]:
         counted = delta if self.norms == "raw" else (after["sum"] - before["sum"]) / at.weight
         return {"incoming": squared_norm(counted), "merged": squared_norm(after["sum"])}
 
@@ -61,8 +58,8 @@ class Opcm(Rule):
         lam = sqrt(k) if self.scale == "sqrt" else length / n if length > 0 and n > 0 else 1.0
         return {"norm": n, "lambda": lam}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return memory["sum"] / (at.mean_weight * at.facts["lambda"])
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return state["sum"] / (at.mean_weight * at.facts["lambda"])
 
 
 def project(delta: Tensor, merged: Tensor, alpha: float) -> Tensor:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, State
 
 
 @dataclass(frozen=True)
-class Randmix(Rule):
+class Randmix(PartRule):
     """The k-th arrival replaces an entry with probability η_k, so that arrival i holds w_i/W_k of the entries at any time."""
 
     name = "randmix"
@@ -25,12 +24,12 @@ class Randmix(Rule):
     scaling: float = 1.0
     seed: int = 0
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
         take = torch.rand(delta.shape, generator=self._generator(at, part)) < at.eta
-        return {"mix": torch.where(take, delta, memory["mix"])}
+        return {"mix": torch.where(take, delta, state["mix"])}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        return self.scaling * memory["mix"]
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        return self.scaling * state["mix"]
 
     def _generator(self, at: Fold, part: Part) -> torch.Generator:
         """Its own stream of numbers for each step and part, so that neither order nor threads change the result."""

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, SeesMatrices, State, WantsGrams
 
 
 @dataclass(frozen=True)
-class Regmean(Rule):
+class Regmean(SeesMatrices, WantsGrams):
     """Δ = (Σ w_i δ_i G_i)(Σ w_i G_i)⁻¹ for linear weights, the mean for the rest; off-diagonal entries of G_i count `scale` times.
 
     Deviates: where no input ever pointed (the null space of Σ w_i G_i) the mean stands in for the paper's singular inverse,
@@ -25,9 +24,6 @@ class Regmean(Rule):
     title = "least squares on the inputs of every linear layer"
     paper = "RegMean (Jin et al. 2023), made online"
     slots = ("sum", "product", "gram")
-    needs = frozenset({"calibration"})
-    matrices = True
-    brings = "grams"
 
     scale: float = 0.9
     linear: str | None = None
@@ -35,24 +31,24 @@ class Regmean(Rule):
     def __post_init__(self) -> None:
         check_range(self, "scale", 0.0, 1.0)
 
-    def fold_with(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:
-        total = memory["sum"].add(delta, alpha=at.weight)
-        if part.matrix is None or brought is None:
-            return memory | {"sum": total}
-        gram = self.scale * brought + (1 - self.scale) * torch.diag(brought.diagonal())
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State, extra: Tensor | None = None) -> State:
+        total = state["sum"].add(delta, alpha=at.weight)
+        if part.matrix is None or extra is None:
+            return state | {"sum": total}
+        gram = self.scale * extra + (1 - self.scale) * torch.diag(extra.diagonal())
         product = (delta.double() @ gram.double()).to(delta.dtype)
         return {
             "sum": total,
-            "product": memory["product"].add(product, alpha=at.weight),
-            "gram": memory["gram"].add(gram, alpha=at.weight),
+            "product": state["product"].add(product, alpha=at.weight),
+            "gram": state["gram"].add(gram, alpha=at.weight),
         }
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        mean = memory["sum"] / at.total
-        if part.matrix is None or not bool(memory["gram"].any()):
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        mean = state["sum"] / at.total
+        if part.matrix is None or not bool(state["gram"].any()):
             return mean
-        gram = memory["gram"].double()
-        rest = memory["product"].double() - mean.double() @ gram
+        gram = state["gram"].double()
+        rest = state["product"].double() - mean.double() @ gram
         solved = rest @ torch.linalg.pinv(gram, rtol=1e-6, hermitian=True)
         return mean + solved.to(mean.dtype)
 

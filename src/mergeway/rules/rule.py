@@ -1,108 +1,226 @@
-"""What a rule is: how one arrival is folded into a constant-size memory, and how that memory becomes the deployed update."""
+"""What a rule is: one of two kinds, `PartRule` or `ModelRule`, and types for what else it can do or wants."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
+from mergeway.calibration.objective import Objective
+from mergeway.core.ranks import ALONE, Team
 from mergeway.core.tensors import Part, is_linear
 from mergeway.errors import OptionError, suggest
-from mergeway.rules.fold import Fold, Memory, Params, Walk, Whole
 from mergeway.rules.options import read_option
+
+# What a rule keeps of one part: a tensor for each of its slots, shaped like the part unless the rule says otherwise.
+State = dict[str, Tensor]
+
+# Named tensors of a whole model, in the dtype of the arithmetic.
+Params = dict[str, Tensor]
+
+T = TypeVar("T")
+R = TypeVar("R", bound="Rule")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Where in the stream a fold stands: the k-th arrival, its weight w_k, the sum W_k, and the facts settled so far."""
+
+    step: int = 0
+    weight: float = 0.0
+    total: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def eta(self) -> float:
+        """η_k = w_k/W_k, the share of the incoming arrival (Eq. 44, ODE-M)."""
+        return self.weight / self.total
+
+    @property
+    def mean_weight(self) -> float:
+        """W_k/k: dividing by it makes equal weights, whatever their value, the unweighted rule."""
+        return self.total / self.step
+
+    @property
+    def relative_weight(self) -> float:
+        """w_k against the mean weight of the arrivals before it; 1 for equal weights and for the first."""
+        return self.weight * (self.step - 1) / (self.total - self.weight) if self.step > 1 else 1.0
+
+    def next(self, weight: float) -> Fold:
+        """The fold of one more arrival."""
+        return Fold(self.step + 1, weight, self.total + weight, self.facts)
+
+    def without(self, weight: float) -> Fold:
+        """The stream after taking out an arrival of that weight."""
+        return Fold(self.step - 1, weight, self.total - weight if self.step > 1 else 0.0, self.facts)
+
+    def settled(self, facts: Mapping[str, float]) -> Fold:
+        """The same fold, knowing more."""
+        return dataclasses.replace(self, facts={**self.facts, **facts})
+
+
+@dataclass
+class Merged:
+    """The model after one arrival: the rule's new state, the deployed tensors, and what was measured on the way."""
+
+    state: dict[str, Params]
+    deployed: Params
+    facts: dict[str, float] = field(default_factory=dict[str, float])
+    details: dict[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A merging rule: frozen options, pure functions of tensors.
-
-    A part is either a whole matrix (when `matrices` is set and the parameter is a linear weight) or a block of a flattened
-    parameter, so a rule must treat anything but matrices element by element. `fold` may use only what `survey` found out
-    about this fold; what `settle` works out from the whole model is for `update`. A rule that cannot work part by part sets
-    `whole` and implements `merge` (and `polish`) instead of `fold` and `update`. A rule whose arrivals bring something besides
-    their weights says what in `brings` and implements `fold_with` instead of `fold`.
-    """
+    """A merging rule: frozen options and pure functions of tensors. Derive from `PartRule` or `ModelRule`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
+    # The tensors that the state holds for every parameter.
     slots: ClassVar[tuple[str, ...]] = ("sum",)
+    # What a fold takes besides weights; the types below say it.
     needs: ClassVar[frozenset[str]] = frozenset()
-    matrices: ClassVar[bool] = False
-    surveys: ClassVar[bool] = False
-    settles: ClassVar[bool] = False
-    additive: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    # A whole-model rule that never looks at the shape of a matrix: each rank may hold rows of the model only.
-    by_rows: ClassVar[bool] = False
-    # The slot that holds the deployed update itself: a stream goes on from a model that was changed after its fold.
-    carries: ClassVar[str | None] = None
-    brings: ClassVar[Literal["moments", "grams"] | None] = None
-
-    def survey(self, at: Fold, size: int, walk: Walk) -> dict[str, float]:
-        """Facts about the whole model that this fold needs before it starts (only when `surveys`)."""
-        raise NotImplementedError
-
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        """The memory after the k-th arrival, whose update is δ_k = ψ_k − ψ_0."""
-        raise NotImplementedError
-
-    def fold_with(self, at: Fold, part: Part, delta: Tensor, memory: Memory, brought: Tensor | None) -> Memory:
-        """As `fold`, with what the arrival brings for this part, if anything (only when `brings`)."""
-        raise NotImplementedError
-
-    def tally(self, at: Fold, delta: Tensor, before: Memory, after: Memory) -> dict[str, float]:
-        """Contributions of a part to whole-model sums (only when `settles`)."""
-        raise NotImplementedError
-
-    def settle(self, at: Fold, sums: Mapping[str, float]) -> dict[str, float]:
-        """Facts that follow from the sums of the tallies (only when `settles`)."""
-        raise NotImplementedError
-
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
-        """Ψ_k − ψ_0, what to add to the base."""
-        raise NotImplementedError
-
-    def unfold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        """The memory without an arrival that was folded in earlier (only when `additive`)."""
-        return {"sum": memory["sum"] - at.weight * delta}
-
-    def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
-        """The model after the k-th arrival (only when `whole`); `memory` is empty at the first."""
-        raise NotImplementedError
-
-    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params] | None:
-        """The memory that `merge` would leave, where that takes no data: a stream in one go then merges only at its end."""
-        return None
-
-    def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
-        """A last stage on the deployed model that the stream does not continue from (only when `whole`)."""
-        return None
-
-    def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the parameter is handed over whole, as a matrix."""
-        return self.matrices and is_linear(name, shape, getattr(self, "linear", None))
 
     def slot_shape(self, slot: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a slot of the memory for a parameter: its own, unless the rule keeps something else."""
+        """The shape of a slot for a parameter: its own, unless the rule keeps something else."""
         return shape
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The options by name, as they are written into a journal."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Rule:
+    def from_options(cls: type[R], options: Mapping[str, object]) -> R:
         """The rule with these options; text is read as the option's type, anything unknown or unfit is an error."""
         hints = typing.get_type_hints(cls)
         known = {f.name for f in dataclasses.fields(cls)}
-        values = {}
+        values: dict[str, object] = {}
         for key, value in options.items():
             if key not in known:
                 raise OptionError(f"rule '{cls.name}' has no option '{key}'; {suggest(key, known)}")
             values[key] = read_option(f"option '{key}' of rule '{cls.name}'", value, hints[key])
         return cls(**values)
+
+
+class PartRule(Rule):
+    """Folds a model part by part: a part is a block of a flattened parameter, which is treated element by element.
+
+    With `SeesMatrices` the weight of a linear layer comes whole, as a matrix.
+    """
+
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        """The state after the k-th arrival, whose update is δ_k = ψ_k − ψ_0."""
+        raise NotImplementedError
+
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
+        """Ψ_k − ψ_0, what to add to the base."""
+        raise NotImplementedError
+
+    def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the parameter is handed over whole, as a matrix."""
+        return False
+
+
+class ModelRule(Rule):
+    """Folds a whole model at once, with an objective."""
+
+    def merge(
+        self,
+        at: Fold,
+        base: Params,
+        state: dict[str, Params],
+        arrival: Params,
+        objective: Objective,
+        team: Team = ALONE,
+    ) -> Merged:
+        """The model after the k-th arrival; `state` is empty at the first."""
+        raise NotImplementedError
+
+    def finish(
+        self, deployed: Params, objective: Objective, team: Team = ALONE
+    ) -> tuple[Params, dict[str, object]] | None:
+        """A last stage on the deployed model, which the stream does not continue from, and what it measured."""
+        return None
+
+
+class SeesMatrices:
+    """Weights of linear layers come whole, as matrices; `linear`, a regular expression, says which they are."""
+
+    linear: str | None
+
+    def sees_matrix(self, name: str, shape: tuple[int, ...]) -> bool:
+        return is_linear(name, shape, self.linear)
+
+
+class Surveys:
+    """A part rule that has to look at the whole model before a fold starts."""
+
+    def survey(self, at: Fold, size: int, look: Look) -> dict[str, float]:
+        """Facts that this fold needs; `look(f)` applies f(delta, state) to every block and returns the results in order."""
+        raise NotImplementedError
+
+
+class Settles:
+    """A part rule whose update depends on sums over the whole model; `fold` may not use what `settle` finds."""
+
+    def tally(self, at: Fold, delta: Tensor, before: State, after: State) -> dict[str, float]:
+        """What a part adds to the sums."""
+        raise NotImplementedError
+
+    def settle(self, at: Fold, sums: Mapping[str, float]) -> dict[str, float]:
+        """Facts that follow from the sums."""
+        raise NotImplementedError
+
+
+class Removable:
+    """A part rule whose state is the sum Σ w_i δ_i, so that an arrival can be taken out again."""
+
+    def unfold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        return {"sum": state["sum"] - at.weight * delta}
+
+
+class KeepsDeployed:
+    """The state holds the deployed update, in the slot `update`: a stream goes on from a model that was changed after a fold."""
+
+    def changed(self, state: State, base: Tensor, deployed: Tensor) -> State:
+        """The state of a parameter whose deployed value is now another."""
+        return {**state, "update": deployed - base}
+
+
+class Wants(PartRule):
+    """A part rule whose arrivals bring one more tensor a parameter; `fold` takes it as `extra`, or None where there is none."""
+
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State, extra: Tensor | None = None) -> State:
+        raise NotImplementedError
+
+
+class WantsMoments(Wants):
+    """The extra tensors are Adam's second moments, shaped like the parameters."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"moments"})
+
+
+class WantsGrams(Wants):
+    """The extra tensors are Gram matrices XᵀX/n of the inputs of linear layers."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"calibration"})
+
+
+class WantsSamples:
+    """A model rule that asks the objective: it needs calibration samples, or a loss of your own."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"calibration"})
+
+
+class ByRows:
+    """A model rule that never looks at the shape of a matrix: each rank may hold its rows of the model only."""
+
+
+class Look(typing.Protocol):
+    """Applies f(delta, state) to every block of the model and returns the results in order."""
+
+    def __call__(self, f: Callable[[Tensor, State], T], /) -> list[T]: ...

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeway.calibration.objective import gradient_of
+from mergeway.calibration.objective import Objective, gradient_of
 from mergeway.core.linalg import thin_svd
-from mergeway.rules.fold import Fold, Params, Whole
+from mergeway.core.ranks import ALONE, Team
 from mergeway.rules.line_search import line_search
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, Merged, ModelRule, Params, SeesMatrices, WantsSamples
 
 
 @dataclass(frozen=True)
-class Steer(Rule):
+class Steer(SeesMatrices, WantsSamples, ModelRule):
     """Ψ_k = ψ_0 + R_{k-1} + σ̄·U diag(c) Vᵀ for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k; Ψ_1 = ψ_1.
 
     Other tensors have S/k for their one direction. All gains c start at c_0 = `shrink`·c*, c* = argmin L over one common gain:
@@ -30,9 +30,6 @@ class Steer(Rule):
     title = "flat-spectrum sum with calibrated gains"
     paper = "mergeway's own; grown from ODE-M and Iso-C"
     slots = ("sum", "carried")
-    needs = frozenset({"calibration"})
-    whole = True
-    matrices = True
 
     steps: int = 15
     rate: float = 0.1
@@ -46,10 +43,18 @@ class Steer(Rule):
         check_range(self, "shrink", 0.0, float("inf"))
         check_range(self, "carry", 0.0, 1.0)
 
-    def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
-        kept = self._added(at, base, memory, arrival)
+    def merge(
+        self,
+        at: Fold,
+        base: Params,
+        state: dict[str, Params],
+        arrival: Params,
+        objective: Objective,
+        team: Team = ALONE,
+    ) -> Merged:
+        kept = self._added(at, base, state, arrival)
         if at.step == 1:
-            return Whole(kept, arrival)
+            return Merged(kept, arrival)
         carried = kept["carried"]
         parts = {n: self._directions(n, s / at.mean_weight, at.step) for n, s in kept["sum"].items() if bool(s.any())}
         ground = {n: b + carried[n] if n in parts else b for n, b in base.items()}
@@ -59,14 +64,11 @@ class Steer(Rule):
         facts = {"gradients": self.steps, "forwards": looks, "best": best, "scale": self.shrink * best}
         taught = _assemble(carried, parts, {n: gains[n] - start[n] for n in parts})
         kept["carried"] = {n: self.carry * t for n, t in taught.items()}
-        return Whole(kept, _assemble(ground, parts, gains), facts, {"losses": losses})
+        return Merged(kept, _assemble(ground, parts, gains), facts, {"losses": losses})
 
-    def remember(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params] | None:
-        return None if self.carry else self._added(at, base, memory, arrival)
-
-    def _added(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params) -> dict[str, Params]:
-        """The memory with the arrival in the sum."""
-        held, carried = (memory.get(slot) or {n: torch.zeros_like(b) for n, b in base.items()} for slot in self.slots)
+    def _added(self, at: Fold, base: Params, state: dict[str, Params], arrival: Params) -> dict[str, Params]:
+        """The state with the arrival in the sum."""
+        held, carried = (state.get(slot) or {n: torch.zeros_like(b) for n, b in base.items()} for slot in self.slots)
         return {"sum": {n: held[n] + at.weight * (arrival[n] - base[n]) for n in base}, "carried": carried}
 
     def _directions(self, name: str, s: Tensor, k: int) -> tuple[Tensor, Tensor | None]:

@@ -8,12 +8,11 @@ from typing import Literal
 from torch import Tensor
 
 from mergeway.core.tensors import Part
-from mergeway.rules.fold import Fold, Memory
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import Fold, PartRule, Removable, State
 
 
 @dataclass(frozen=True)
-class TaskArithmetic(Rule):
+class TaskArithmetic(Removable, PartRule):
     """Scaled sum of the task vectors.
 
     Deviates: Eq. 35 knows no utilities; with `form=sum` a task vector counts w_i against the mean weight, so equal weights
@@ -23,14 +22,13 @@ class TaskArithmetic(Rule):
     name = "task-arithmetic"
     title = "scaled sum (or mean) of the task vectors"
     paper = "OPCM Eq. 35; ODE-M Eq. 48-49"
-    additive = True
 
     scaling: float = 0.3
     form: Literal["sum", "mean"] = "sum"
 
-    def fold(self, at: Fold, part: Part, delta: Tensor, memory: Memory) -> Memory:
-        return {"sum": memory["sum"].add(delta, alpha=at.weight)}
+    def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
+        return {"sum": state["sum"].add(delta, alpha=at.weight)}
 
-    def update(self, at: Fold, part: Part, memory: Memory) -> Tensor:
+    def update(self, at: Fold, part: Part, state: State) -> Tensor:
         divisor = at.mean_weight if self.form == "sum" else at.total
-        return memory["sum"] * (self.scaling / divisor)
+        return state["sum"] * (self.scaling / divisor)

@@ -13,12 +13,12 @@ from torch import Tensor
 from mergeway.checkpoint import Checkpoint, ModelWriter
 from mergeway.checkpoint.directory import copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.moments import FILE, write_moments
-from mergeway.checkpoint.writer import write_text
+from mergeway.core.files import write_text
 from mergeway.train.regularisers import FISHER, write_fisher
 from mergeway.train.training import Training
 
 if TYPE_CHECKING:
-    from mergeway.calibration.suite import Suite
+    from mergeway.calibration.suite import SuiteData
     from mergeway.train.loop import Finetuned
 
 LOG, SETTINGS = "training.jsonl", "training.json"
@@ -33,7 +33,7 @@ def write_arrival(
     steps: int,
     training: Training,
     tasks: list[str],
-    suite: Suite,
+    suite: SuiteData,
     start: Any,
     command: str | None,
     force: bool,

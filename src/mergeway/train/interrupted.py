@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mergeway.checkpoint.writer import writing
+from mergeway.core.files import make_directory, replaced
 from mergeway.errors import OptionError
 
 
@@ -39,14 +38,9 @@ class State:
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the state; a kill at any moment leaves the old or the new."""
-        new = self._file.with_suffix(".new")
-        with writing(new):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with open(new, "wb") as file:
-                torch.save({"described": self._described, **state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._file)
+        make_directory(self._folder)
+        with replaced(self._file) as new, open(new, "wb") as file:
+            torch.save({"described": self._described, **state}, file)
 
     def drop(self) -> None:
         """The training is done."""

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mergeway.calibration.samples import Samples
-from mergeway.calibration.suite import Suite
+from mergeway.calibration.suite import SuiteData
 from mergeway.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
+from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
 from mergeway.train.arrival import write_arrival
 from mergeway.train.interrupted import State
@@ -39,7 +40,7 @@ class Finetuned:
 
 
 def finetune(
-    suite: Suite,
+    suite: SuiteData,
     tasks: str | Sequence[str],
     out: str | Path | None = None,
     training: Training | None = None,
@@ -84,7 +85,7 @@ class _Work:
 
     def __init__(
         self,
-        suite: Suite,
+        suite: SuiteData,
         data: list[Samples],
         base: Checkpoint,
         begun: Checkpoint,
@@ -100,9 +101,9 @@ class _Work:
         self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
         if not self.trained:
             raise OptionError(f"--freeze {training.freeze!r}: leaves no parameter to train")
-        self.predict: Any = suite.predictor
+        self.predict: Encoder | Tangent = suite.model
         if training.tangent:
-            self.predict = Tangent(suite.predictor, {n: base.read(n).float() for n in names})
+            self.predict = Tangent(suite.model, {n: base.read(n).float() for n in names})
         self.optimiser = torch.optim.AdamW(
             list(self.trained.values()), lr=training.lr, weight_decay=training.weight_decay
         )

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mergeway.checkpoint.naming import names_of, outline
 from mergeway.checkpoint.pickled import load_weights_only
 from mergeway.checkpoint.source import read_json
 from mergeway.errors import CheckpointError, OptionError
-from mergeway.checkpoint.naming import names_of, outline
 
 # What a Trainer leaves without weight decay, by name: as it does now, and as it did before norms had names of their own.
 _NO_DECAY = (

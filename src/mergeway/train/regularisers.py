@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
 from mergeway.calibration.statistics import fisher_diagonal
 from mergeway.checkpoint import SafetensorsFiles
-from mergeway.checkpoint.writer import writing
+from mergeway.checkpoint.writer import save_tensors
 from mergeway.errors import CheckpointError
 
 FISHER = "fisher.safetensors"
@@ -59,5 +58,4 @@ def running_fisher(
 
 def write_fisher(path: Path, fisher: Params) -> None:
     """The Fisher information beside the weights, for the next task."""
-    with writing(path):
-        save_file(dict(fisher), path)
+    save_tensors(path, fisher)

@@ -3,7 +3,7 @@
     trunk.json       what was fixed at `init`: format, base, rule, options
     journal.jsonl    the history; replacing this file is the one moment at which a change happens
     head             the last record's step and hash, written after the journal, so that a shortened journal shows
-    steps/000003/    the snapshot of a step: deployed weights, the rule's memory, and digests.json over both
+    steps/000003/    the snapshot of a step: deployed weights, the rule's state, and digests.json over both
     lock             held by the one writer
 
 A snapshot is written under a temporary name, flushed, renamed into place, and only then does a new journal that names it
@@ -21,18 +21,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from mergeway.checkpoint.directory import staged_directory, sync_directory
-from mergeway.checkpoint.source import SafetensorsFiles
-from mergeway.checkpoint.writer import write_text, writing
+from mergeway.checkpoint.directory import staged_directory
+from mergeway.checkpoint.source import SafetensorsFiles, read_json
+from mergeway.core.files import copy_file, flush, place, reading, write_beside, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
-from mergeway.errors import CheckpointError, TrunkError, TrunkLocked
+from mergeway.errors import CheckpointError, TrunkError
 from mergeway.trunk.journal import Journal, Record
+from mergeway.trunk.lock import WriterLock
 
-FORMAT = 1
-MEMORY = "memory.safetensors"
+FORMAT = 2
+STATE = "state.safetensors"
 DIGESTS = "digests.json"
 
 # The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
@@ -89,13 +88,15 @@ class Store:
         return settings
 
     def settings_digest(self) -> str:
-        return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
+        with reading(self.settings_path):
+            return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
 
     def journal(self) -> Journal:
         """The history, checked against the head."""
         # In this order: a writer replaces the journal first, so the head is never ahead of the journal read after it. A head
         # behind the journal is that of a writer killed before it got there; the next one brings it up.
-        head = self.head_path.read_bytes() if self.head_path.exists() else b""
+        with reading(self.head_path):
+            head = self.head_path.read_bytes() if self.head_path.exists() else b""
         journal = Journal.read(self.journal_path)
         if not any(Journal([record]).head().encode() == head for record in reversed(journal.records)):
             raise TrunkError(
@@ -106,28 +107,13 @@ class Store:
     @contextlib.contextmanager
     def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
         """Be the one writer (of a team, the lead is); the operating system frees the lock of a killed one."""
-        lock = FileLock(self.path / "lock")
-        team().from_lead(lambda: self._take(lock, wait, progress))
+        lock = WriterLock(self.path / "lock")
+        team().from_lead(lambda: lock.acquire(wait, progress))
         try:
             team().from_lead(self._sweep)
             yield
         finally:
-            if team().lead:
-                lock.release()
-
-    def _take(self, lock: FileLock, wait: bool, progress: Progress) -> None:
-        try:
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if not wait:
-                    raise TrunkLocked(
-                        f"{self.path}: another process is writing to the trunk; try again later, or leave out --no-wait"
-                    ) from None
-                progress.note(f"waiting for another process to finish with {self.path}")
-                lock.acquire()
-        except OSError as problem:
-            raise TrunkError(f"{self.path}: cannot be locked for writing ({problem.strerror})") from None
+            lock.release()
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
@@ -135,11 +121,12 @@ class Store:
         if journal.records[0].details.get("settings") != self.settings_digest():
             raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
         kept = {record.step for record in journal.records}
-        for left in self.steps.iterdir() if self.steps.is_dir() else ():
-            if not left.name.isdigit() or int(left.name) not in kept:
-                shutil.rmtree(left, ignore_errors=True)
-        for left in self.path.glob("*.new"):
-            left.unlink()
+        with writing(self.path):
+            for left in self.steps.iterdir() if self.steps.is_dir() else ():
+                if not left.name.isdigit() or int(left.name) not in kept:
+                    shutil.rmtree(left, ignore_errors=True)
+            for left in self.path.glob("*.new"):
+                left.unlink()
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Path]:
@@ -177,37 +164,39 @@ class Store:
         return grown
 
     def _replace_journal(self, journal: Journal, stage: Path | None = None) -> None:
-        """All that takes space on the disk is written first, so that after the snapshot's name only names change."""
-        new = self._write_beside(self.journal_path, journal.text())
-        with writing(self.path):
-            if stage is not None:
-                sync_directory(stage)
-                stage.rename(self.snapshot(journal.last.step))
-                sync_directory(self.steps)
-            new.rename(self.journal_path)
-            sync_directory(self.path)
-        # The change has happened; a head that cannot be written stays behind, as if the writer had been killed here.
-        with contextlib.suppress(CheckpointError), writing(self.head_path):
-            self._write_beside(self.head_path, journal.head()).rename(self.head_path)
-
-    def _write_beside(self, path: Path, text: str) -> Path:
-        new = path.with_name(f"{path.name}.new")
+        """The commit: all that takes space is on the disk first, so that from the snapshot's name on only names change."""
+        new = write_beside(self.journal_path, journal.text())
+        step = self.snapshot(journal.last.step)
         try:
-            write_text(new, text)
+            with writing(self.path):
+                if stage is not None:
+                    place(stage, step)
+                os.rename(new, self.journal_path)
         except CheckpointError:
-            new.unlink(missing_ok=True)
+            if new.exists():  # so the old journal is in place, and a snapshot without a record is a leftover
+                shutil.rmtree(step, ignore_errors=True)
+                new.unlink()
             raise
-        return new
+        try:
+            with writing(self.path):
+                flush(self.path)
+        except CheckpointError as problem:
+            done = f"step {journal.last.step} is committed"
+            raise TrunkError(f"{done}, but a power cut now could undo it ({problem})") from None
+        # A head that cannot be written stays behind, as if the writer had been killed here.
+        with contextlib.suppress(CheckpointError, OSError):
+            os.rename(write_beside(self.head_path, journal.head()), self.head_path)
 
     def _prune(self, journal: Journal, keep: int) -> None:
-        present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
-        for step in present[:-keep]:
-            if step != journal.last.step:
-                # Out of sight at once: a reader finds a snapshot whole or not at all.
-                dropped = self.steps / f"dropped-{step}"
-                with contextlib.suppress(OSError):
-                    self.snapshot(step).rename(dropped)
-                shutil.rmtree(dropped, ignore_errors=True)
+        """Drop the oldest snapshots; what cannot be dropped now is dropped after the next commit."""
+        with contextlib.suppress(OSError):
+            present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
+            for step in present[:-keep]:
+                if step != journal.last.step:
+                    # Out of sight at once: a reader finds a snapshot whole or not at all.
+                    dropped = self.steps / f"dropped-{step}"
+                    os.rename(self.snapshot(step), dropped)
+                    shutil.rmtree(dropped, ignore_errors=True)
 
     def snapshot(self, step: int) -> Path:
         return self.steps / f"{step:06d}"
@@ -225,9 +214,9 @@ class Store:
             raise CheckpointError(f"{self.snapshot(step)}: holds no weights")
         return SafetensorsFiles(f"{self.path} step {step}", files, self.snapshot(step))
 
-    def memory(self, step: int) -> SafetensorsFiles:
-        """The rule's memory at a step that has a snapshot."""
-        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / MEMORY])
+    def state(self, step: int) -> SafetensorsFiles:
+        """The rule's state at a step that has a snapshot."""
+        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / STATE])
 
     def link_snapshot(self, step: int, stage: Path, wanted: Callable[[str], bool] = lambda _: True) -> Digests:
         """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
@@ -239,6 +228,6 @@ class Store:
                 try:
                     os.link(path, stage / path.name)
                 except OSError:
-                    shutil.copyfile(path, stage / path.name)
-        digests: Digests = json.loads((source / DIGESTS).read_text(encoding="utf-8"))
+                    copy_file(path, stage / path.name)
+        digests: Digests = read_json(source / DIGESTS, "the digests of the snapshot")
         return {name: listed for name, listed in digests.items() if wanted(name)}

@@ -16,10 +16,11 @@ from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.heads import label_config, read_heads, with_head, write_beside
 from mergeway.checkpoint.writer import DEFAULT_SHARD
+from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.fold.card import model_card
-from mergeway.fold.prepare import Base, prepare_base, worker_pool
+from mergeway.fold.prepare import Base, prepare_base
 from mergeway.model.compute import Compute
 from mergeway.rules import Rule, make
 from mergeway.trunk.journal import Folded, Journal, Record

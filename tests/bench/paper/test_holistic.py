@@ -15,9 +15,9 @@ from mergeway.bench.paper import Study, choose
 from mergeway.bench.paper.interpolation import POINTS, sweep_between
 from mergeway.bench.paper.methods import PIECES, results
 from mergeway.bench.paper.pipeline import settings_of, ties_at_once
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import split_suite
 from mergeway.calibration.alignment import Alignment, align
-from mergeway.calibration.suite import load_suite
 from mergeway.errors import OptionError
 from mergeway.train import Tangent, Training, finetune
 
@@ -124,7 +124,7 @@ def by_hand(suite, tangent, aligned):
     base = {n: t.double().numpy() for n, t in load_file(suite.base / "model.safetensors").items()}
     tensors = {n: torch.from_numpy(a).float() for n, a in base.items()}
     training = Training(**TRAINING, tangent=tangent)
-    reading = Tangent(suite.predictor, tensors) if tangent else suite.predictor
+    reading = Tangent(suite.model, tensors) if tangent else suite.model
     deployed, moments = tensors, None
     for task in suite.tasks:
         done = finetune(suite, task.name, None, training, start=deployed)

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 import mergeway as mw
-from mergeway.calibration.suite import load_suite
+from mergeway.bench.suite import load_suite
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import check_suite, named
 from mergeway.bench.suites.datasets import known_datasets
 from mergeway.bench.suites.named import BACKBONES, CLIP_TASKS, Recipe, recipes, write_recipe
-from mergeway.calibration.suite import load_suite
 
 BACKBONE = BACKBONES["b32"]
 TASKS = ("mnist", "fer2013", "food101")  # usual columns, other columns, another test split

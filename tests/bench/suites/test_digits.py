@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import EMBEDDED, check_suite, embedded
-from mergeway.calibration.suite import load_suite
 from mergeway.errors import OptionError
 
 ROOT = embedded("digits")

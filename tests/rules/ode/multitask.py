@@ -34,6 +34,14 @@ class Tasks:
     def accumulate(self, params: dict[str, torch.Tensor]) -> float:
         return sum(s * self.accumulate_task(params, t, s) for s, t in zip(self.shares, self.tasks, strict=True))
 
+    def seen(self, count: int, weights: list[float] | None = None) -> Tasks:
+        return self
+
+    def batches(self, *_: object) -> None:
+        raise NotImplementedError
+
+    task_data = newest = batches
+
     def accumulate_task(self, params: dict[str, torch.Tensor], task: Task, scale: float = 1.0) -> float:
         loss = task.land.torch_loss(params)
         (scale * loss).backward()

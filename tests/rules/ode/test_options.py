@@ -12,7 +12,8 @@ from multitask import Tasks, many, nearest, released
 
 import mergeway as mw
 from mergeway.errors import MergewayError, OptionError
-from mergeway.rules.ode.released import RADIUS, _protect, refine
+from mergeway.rules.ode.barrier import project
+from mergeway.rules.ode.refine import RADIUS, refine
 
 STEP = 0.05
 
@@ -200,20 +201,20 @@ def test_the_constraints_are_solved_exactly(seed):
     gradients, v0 = rng.normal(size=(count, size)), rng.normal(size=size)
     budgets = np.minimum(rng.normal(size=count), 0.0)
     v = torch.tensor(v0)
-    assert _protect(v, [(torch.tensor(g), float(b)) for g, b in zip(gradients, budgets, strict=True)])
+    assert project(v, [(torch.tensor(g), float(b)) for g, b in zip(gradients, budgets, strict=True)])
     assert v.numpy() == pytest.approx(nearest(v0, gradients, budgets), abs=1e-6)
     assert (gradients @ v.numpy() <= budgets + 1e-8).all()
 
 
 def test_repeated_constraints_are_no_contradiction():
     g, v = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
-    assert _protect(v, [(g, -1.0), (g.clone(), -2.0), (2 * g, 0.0), (torch.zeros_like(g), 0.0)])
+    assert project(v, [(g, -1.0), (g.clone(), -2.0), (2 * g, 0.0), (torch.zeros_like(g), 0.0)])
     assert v.tolist() == pytest.approx([-2.0, 1.0])
 
 
 def test_contradictions_leave_the_velocity_alone():
     g, v = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.5, 1.0], dtype=torch.float64)
-    assert not _protect(v, [(g, -1.0), (-g, -1.0)])
+    assert not project(v, [(g, -1.0), (-g, -1.0)])
     assert v.tolist() == [0.5, 1.0]
 
 

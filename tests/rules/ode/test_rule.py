@@ -15,8 +15,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from shared import listing
-from test_crash import committed
+from shared import committed, listing
 
 import mergeway as mw
 from mergeway.errors import MergewayError, OptionError
@@ -134,8 +133,8 @@ def test_needs_an_objective(stream, call, tmp_path):
     s = stream(2)
     with pytest.raises(OptionError, match="rule 'ode' needs calibration data"):
         mw.merge(s.base, s.arrivals, "ode")
-    said = call("merge", s.base, *s.arrivals, "--rule", "ode", "--out", tmp_path / "out").mistake()
-    assert "rule 'ode' needs calibration data; give --suite or --objective" in said
+    line = call("merge", s.base, *s.arrivals, "--rule", "ode", "--out", tmp_path / "out").mistake()
+    assert "rule 'ode' needs calibration data" in line and "--suite or --objective" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -365,16 +364,20 @@ def test_rollback_restores_the_samples(suite, tmp_path):
     assert trunk.verify() == []
 
 
-def test_refinement_is_a_record_of_its_own(suite, tmp_path):
-    """The stream continues from the fold, not from the refinement."""
+def test_refinement_is_part_of_its_fold(suite, tmp_path):
+    """The refined model is deployed after every fold; the stream continues from the fold itself."""
     trunk = grow(tmp_path / "trunk", suite, 3, refine=2, keep=9)
-    kinds = [(r.kind, r.task) for r in trunk.log()]
-    assert kinds[1:] == [(kind, t.name) for t in suite.tasks for kind in ("add", "refine")]
-    last, fold = trunk.log()[-1], trunk.log()[-2]
-    assert last.result != fold.result
-    assert len(last.details["refine"]["losses"]) == 3
+    assert [(r.kind, r.task) for r in trunk.log()[1:]] == [("add", t.name) for t in suite.tasks]
     plain = grow(tmp_path / "plain", suite, 3)
-    assert fold.result == plain.log()[-1].result
+    for refined, raw in zip(trunk.log()[1:], plain.log()[1:], strict=True):
+        assert refined.result != raw.result
+        assert len(refined.details["refine"]["losses"]) == 3
+    states = [load_file(path / "steps" / "000003" / "state.safetensors") for path in (trunk.path, plain.path)]
+    assert_same(*states)
+    order = [t.name for t in suite.tasks]
+    steps = fold_steps(suite.base, experts(suite), Ode(refine=2), [1.0, 2.0, 1.5], suite.objective(order))
+    for step, record in zip(steps, trunk.log()[1:], strict=True):
+        assert_same(step.params, {n: trunk.deployed(record.step).read(n) for n in step.params})
     merged = mw.merge(
         suite.base, experts(suite), "ode", [1.0, 2.0, 1.5], suite.objective([t.name for t in suite.tasks]), refine=2
     )
@@ -390,7 +393,7 @@ def test_the_memory_does_not_grow(suite, tmp_path):
     for k in range(2, 6):
         trunk.add(experts(suite)[k % 3], f"task{k}", data=f"{suite.path}#bees", again=True)
         files = {p.name: p.stat().st_size for p in (tmp_path / "trunk" / "steps" / f"{k:06d}").iterdir()}
-        sizes.append(files["memory.safetensors"] + files["model.safetensors"])
+        sizes.append(files["state.safetensors"] + files["model.safetensors"])
         samples = parquet.read_table(tmp_path / "trunk" / "steps" / f"{k:06d}" / "calibration.parquet")
         assert 0 < len(samples) <= 1024
     assert len(set(sizes)) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeway.bench.paper.table import Entry, Table, Value
-from mergeway.checkpoint.writer import write_text
+from mergeway.core.files import make_directory, replace_text
 
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -23,11 +23,11 @@ _LATEX = {
 
 def write_table(table: Table, folder: Path) -> list[Path]:
     """The table in every format; the files that were written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     written = []
     for suffix, text in (("md", to_markdown(table)), ("csv", to_csv(table)), ("tex", to_latex(table))):
         path = folder / f"{table.name}.{suffix}"
-        write_text(path, text)
+        replace_text(path, text)
         written.append(path)
     return written
 

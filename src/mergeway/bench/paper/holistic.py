@@ -14,7 +14,7 @@ from mergeway.bench.paper.methods import MERGED, STAGES, results
 from mergeway.bench.paper.pipeline import settings_of
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
-from mergeway.calibration.suite import CLASSIFIERS
+from mergeway.calibration.description import CLASSIFIERS
 
 ABLATION = ("fine-tuning", "merge", "merge, tangent", "ours")  # the paper's rows, each with one stage more
 

@@ -14,7 +14,7 @@ import torch
 
 from mergeway.bench.paper.pipeline import EWC, LWF, Params, Stages, Stream, settings_of, ties_at_once
 from mergeway.bench.paper.study import Study
-from mergeway.calibration.suite import Suite, load_suite
+from mergeway.bench.suite import Suite, load_suite
 from mergeway.model.compute import Compute
 
 Accuracies = dict[str, list[float]]  # of every task, by classifier

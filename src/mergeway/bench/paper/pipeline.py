@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mergeway.bench.suite import Suite
 from mergeway.calibration.alignment import Alignment, align
-from mergeway.calibration.suite import CLASSIFIERS, Suite
+from mergeway.calibration.description import CLASSIFIERS
 from mergeway.checkpoint import open_checkpoint
 from mergeway.errors import OptionError, suggest
 from mergeway.fold.merge import merge
@@ -59,7 +60,7 @@ class Stream:
 
     def reading(self, tangent: bool) -> Any:
         """How parameters become features: those trained in the tangent space are read there too."""
-        return Tangent(self.suite.predictor, self.base) if tangent else self.suite.predictor
+        return Tangent(self.suite.model, self.base) if tangent else self.suite.model
 
     def accuracies(self, params: Params, tangent: bool = False) -> dict[str, list[float]]:
         """R_{N,i}, the accuracy on each task among the classes of all, by classifier."""

@@ -27,7 +27,7 @@ from mergeway.bench.paper.formats import write_table
 from mergeway.bench.paper.representation import FIGURES, before_and_after
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Table
-from mergeway.calibration.suite import PROTOCOLS
+from mergeway.calibration.description import PROTOCOLS
 from mergeway.errors import OptionError, suggest
 
 Kind = Literal["table", "figure"]

@@ -11,7 +11,8 @@ from mergeway.bench.paper import style
 from mergeway.bench.paper.study import Study
 from mergeway.bench.stream import matrix_of
 from mergeway.checkpoint import open_checkpoint
-from mergeway.fold.prepare import prepare_arrival, prepare_base, worker_pool
+from mergeway.core.pool import worker_pool
+from mergeway.fold.prepare import prepare_arrival, prepare_base
 
 
 def cosines(study: Study) -> np.ndarray:

@@ -17,9 +17,9 @@ from typing import Any
 
 from mergeway.bench import Run, bench, end_accuracies
 from mergeway.bench.protocol import parse_rule
-from mergeway.calibration.suite import Suite
+from mergeway.bench.suite import Suite
 from mergeway.checkpoint.source import read_json
-from mergeway.checkpoint.writer import replace_text
+from mergeway.core.files import make_directory, replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.rules import make
@@ -122,7 +122,7 @@ class Study:
                 raise OptionError(f"{path}: was made under another protocol; choose another directory")
             return found["result"]
         result = work()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         replace_text(path, json.dumps({"protocol": protocol, "result": result}, indent=1) + "\n")
         return result
 

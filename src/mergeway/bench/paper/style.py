@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mergeway.core.files import make_directory, replaced
 from mergeway.errors import OptionError
 
 # Okabe and Ito's palette without its yellow, which is lost on white.
@@ -52,11 +53,12 @@ def new_figure(width: float, height: float) -> Any:
 
 def write_figure(figure: Any, folder: Path, name: str) -> list[Path]:
     """The figure as PNG and SVG."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     written = []
     for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
         path = folder / f"{name}.{suffix}"
-        figure.savefig(path, metadata=metadata, bbox_inches="tight")
+        with replaced(path) as new:
+            figure.savefig(new, format=suffix, metadata=metadata, bbox_inches="tight")
         written.append(path)
     return written
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeway import __version__
-from mergeway.checkpoint.writer import write_text
+from mergeway.core.files import make_directory, replace_text
 from mergeway.errors import OptionError
 
 MARK = "<!-- mergeway report -->"
@@ -19,8 +19,8 @@ def write_page(data: dict[str, Any], out: Path) -> Path:
     """Write the page of a run or a trunk; a file that is not a report of ours is never replaced."""
     if out.is_dir() or (out.exists() and MARK not in _opening(out)):
         raise OptionError(f"--out {out}: exists and is not a report; choose another file")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, render(data))
+    make_directory(out.parent)
+    replace_text(out, render(data))
     return out
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from mergeway.bench.protocol import Cell
 from mergeway.bench.report.stored import SWEEP
 from mergeway.bench.run import Run
-from mergeway.calibration.suite import Suite
+from mergeway.bench.suite import Suite
 from mergeway.checkpoint import open_checkpoint
-from mergeway.checkpoint.writer import write_text
+from mergeway.core.files import replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.fold.merge import fold_steps
@@ -54,7 +54,7 @@ def record_sweep(
         "accuracies": accuracies,
         "trajectory": path.summary(),
     }
-    write_text(out / SWEEP, json.dumps(made, indent=1) + "\n")
+    replace_text(out / SWEEP, json.dumps(made, indent=1) + "\n")
     return made
 
 

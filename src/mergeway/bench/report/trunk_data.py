@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import MergewayError
-from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, worker_pool
+from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base
 from mergeway.trunk import Trunk
 from mergeway.trunk.journal import Folded, Record
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mergeway.bench.suite import load_suite
 from mergeway.calibration.readers import read_head
-from mergeway.calibration.suite import load_suite
 from mergeway.checkpoint import check_fits, inspect_checkpoint, open_checkpoint
 from mergeway.errors import OptionError
 
@@ -22,7 +22,7 @@ def check_suite(path: str | Path) -> list[dict[str, Any]]:
     rows = []
     for task in suite.tasks:
         train, test = (len(suite.samples(task.name, split)) for split in ("train", "test"))
-        head = read_head(task.head, suite.predictor.width)
+        head = read_head(task.head, suite.model.width)
         _check_lengths(task.head, head)
         if task.labels is not None and not all(0 <= y < len(head) for y in task.labels):
             raise OptionError(

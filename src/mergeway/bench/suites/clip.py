@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
 from mergeway.bench.suites.cache import cache_root, kept
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.source import INDEX, read_json
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import write_text
 from mergeway.errors import CheckpointError, OptionError
 
 PROJECTION = "visual_projection.weight"
@@ -44,14 +45,15 @@ class Clip:
         def make(folder: Path) -> None:
             whole = {n: t.contiguous() for n, t in self._whole().state_dict().items()}
             tower = {n: t for n, t in whole.items() if n.startswith("vision_model.") and t.is_floating_point()}
-            save_file(tower | {PROJECTION: whole[PROJECTION]}, folder / "model.safetensors", {"format": "pt"})
+            weights = tower | {PROJECTION: whole[PROJECTION]}
+            save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
             config = self.config.vision_config
             config.projection_dim = self.config.projection_dim
             config.architectures = ["CLIPVisionModelWithProjection"]
             config.save_pretrained(folder)
             scale = float(self._whole().logit_scale.exp())
             said = {"logit_scale": scale, **self._processor()}
-            (folder / "preprocessor_config.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+            write_text(folder / "preprocessor_config.json", json.dumps(said, indent=1) + "\n")
 
         return kept(self.folder / "base", make)
 
@@ -67,7 +69,7 @@ class Clip:
         def make(folder: Path) -> None:
             prompts = [template.replace("{}", c) for c in classes for template in templates]
             means = self._embed(prompts).view(len(classes), len(templates), -1).mean(1)
-            save_file({"weight": functional.normalize(means, dim=-1)}, folder / "head.safetensors")
+            save_tensors(folder / "head.safetensors", {"weight": functional.normalize(means, dim=-1)})
 
         return kept(self.folder / "heads" / f"{name}-{asked}", make) / "head.safetensors"
 
@@ -88,12 +90,13 @@ class Clip:
                 tower = {
                     f"vision_model.{n.removeprefix('vision_model.')}": found.read(n) for n in names if n != PROJECTION
                 }
-                save_file(tower, folder / "tower.safetensors", {"format": "pt"})
+                save_tensors(folder / "tower.safetensors", tower, {"format": "pt"})
                 listed = list(tower)
             whole = open_checkpoint(base)
-            save_file({PROJECTION: whole.read(PROJECTION)}, folder / "projection.safetensors", {"format": "pt"})
+            projection = {PROJECTION: whole.read(PROJECTION)}
+            save_tensors(folder / "projection.safetensors", projection, {"format": "pt"})
             index = {"weight_map": dict.fromkeys(listed, "tower.safetensors") | {PROJECTION: "projection.safetensors"}}
-            (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+            write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")
             os.symlink((base / "config.json").resolve(), folder / "config.json")
 
         return kept(self.folder / "experts" / f"{repo.split('/')[-1]}-{source.name[:12]}", make)

@@ -10,20 +10,20 @@ expert starts from the base and sees one task.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.written import PATCH, SIDE, TASKS, Examples, make_examples
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import copy_file, make_directory, replace_text, replaced, staged
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 
@@ -53,13 +53,14 @@ def build(out: Path, progress: Progress = SILENT) -> dict[str, Any]:
 def _build(out: Path, progress: Progress) -> dict[str, Any]:
     examples = make_examples()
     for folder in ("data", "heads", "experts"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+        make_directory(out / folder)
     for name, made in examples.items():
         _write_data(out / "data" / f"{name}.npz", made)
     if not (out / "base").exists():
         base, heads = _train_base(examples)
         for name, head in heads.items():
-            save_file({"weight": head}, out / "heads" / f"{name}.safetensors")
+            with replaced(out / "heads" / f"{name}.safetensors") as new:
+                save_tensors(new, {"weight": head})
         _write_model(out / "base", base)
     base, rows = _load(out / "base"), []
     for task in TASKS:
@@ -96,8 +97,9 @@ def _build(out: Path, progress: Progress) -> dict[str, Any]:
     }
     readme = embedded("digits") / "README.md"
     if not (out / "README.md").exists():
-        shutil.copyfile(readme, out / "README.md")
-    (out / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+        with replaced(out / "README.md") as new:
+            copy_file(readme, new)
+    replace_text(out / "suite.json", json.dumps(suite, indent=1) + "\n")
     return suite
 
 
@@ -188,23 +190,22 @@ def _step(loss: Tensor, optimiser: torch.optim.AdamW, schedule: Any) -> None:
 
 def _write_data(path: Path, made: Examples) -> None:
     """What the suite ships of a task: training digits as written, and the test digits."""
-    np.savez_compressed(
-        path,
-        x_train=made.x_train[:TRAIN].numpy(),
-        y_train=made.y_train[:TRAIN].numpy().astype(np.uint8),
-        x_test=made.x_test.numpy(),
-        y_test=made.y_test.numpy().astype(np.uint8),
-    )
+    with replaced(path) as new, open(new, "wb") as file:
+        np.savez_compressed(
+            file,
+            x_train=made.x_train[:TRAIN].numpy(),
+            y_train=made.y_train[:TRAIN].numpy().astype(np.uint8),
+            x_test=made.x_test.numpy(),
+            y_test=made.y_test.numpy().astype(np.uint8),
+        )
 
 
 def _write_model(folder: Path, model: Any, moments: Mapping[str, Tensor] | None = None) -> None:
     """Write whole or not at all, so that an interrupted build can go on."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    # The model's own way of saving draws a progress bar.
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(part)
-    save_file(model.state_dict(), part / "model.safetensors", metadata={"format": "pt"})
-    if moments:
-        save_file(dict(moments), part / "moments.safetensors")
-    os.replace(part, folder)
+    with staged(folder) as stage:
+        # `save_pretrained` of the model itself draws a progress bar.
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(stage)
+        save_tensors(stage / "model.safetensors", model.state_dict(), {"format": "pt"})
+        if moments:
+            save_tensors(stage / "moments.safetensors", moments)

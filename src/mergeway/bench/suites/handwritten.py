@@ -19,6 +19,7 @@ from mergeway.bench.suites.cache import cache_root, kept
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.split import Part, class_parts, task_row
 from mergeway.bench.suites.written import MNIST, SIDE, read_mnist, written_parts
+from mergeway.core.files import copy_file, make_directory, write_text
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
@@ -39,7 +40,7 @@ def write_incremental(name: str, folder: Path) -> None:
     train, test = written_parts(len(y))
     root = embedded("digits")
     parts = class_parts(10, 5) if name == "split-mnist" else [Part(f"{angle:+d}" if angle else "0") for angle in ANGLES]
-    (folder / "data").mkdir(parents=True)
+    make_directory(folder / "data")
     for number, part in enumerate(parts):
         arrays: dict[str, Any] = {}
         for split, index in (("train", train), ("test", test)):
@@ -49,7 +50,7 @@ def write_incremental(name: str, folder: Path) -> None:
         np.savez_compressed(folder / "data" / f"{part.name}.npz", **arrays)
     digits = json.loads((root / "suite.json").read_text(encoding="utf-8"))
     shutil.copytree(root / "base", folder / "base")
-    shutil.copyfile(root / "heads" / "mnist.safetensors", folder / "head.safetensors")
+    copy_file(root / "heads" / "mnist.safetensors", folder / "head.safetensors")
     suite = {
         "name": name,
         "protocol": INCREMENTAL[name],
@@ -60,7 +61,7 @@ def write_incremental(name: str, folder: Path) -> None:
         "alignment": {"lr": RATES[name]},
         "tasks": [task_row(part, f"data/{part.name}.npz", "head.safetensors") for part in parts],
     }
-    (folder / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "suite.json", json.dumps(suite, indent=1) + "\n")
 
 
 def turn(x: np.ndarray, degrees: float) -> np.ndarray:

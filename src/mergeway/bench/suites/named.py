@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from mergeway.bench.suites.handwritten import INCREMENTAL, incremental, write_in
 from mergeway.bench.suites.split import class_parts, completed, hub_parts, task_row
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.checkpoint.source import read_json
+from mergeway.core.files import make_directory, replace_text
 from mergeway.errors import OptionError, suggest
 
 BACKBONES = {
@@ -106,7 +106,7 @@ def _recipe(name: str) -> Recipe:
 def write_recipe(recipe: Recipe, folder: Path, data: str | None = None) -> dict[str, Any]:
     """Write a suite of the hub into a directory: base, heads and experts stay in the cache, data in the hub's own."""
     clip = Clip(recipe.backbone)
-    (folder / "data").mkdir(parents=True, exist_ok=True)
+    make_directory(folder / "data")
     rows = _own_heads(recipe, clip, folder) if recipe.protocol == "task" else _shared_head(recipe, clip, folder, data)
     suite = {
         "name": recipe.name,
@@ -161,6 +161,4 @@ def _shared_head(recipe: Recipe, clip: Clip, folder: Path, data: str | None) -> 
 
 def _replace(path: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all: two processes may make the same suite."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(new, path)
+    replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

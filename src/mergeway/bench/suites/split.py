@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,17 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
+from mergeway.bench.suite import mean_features
+from mergeway.calibration.description import CLASSIFIERS
 from mergeway.calibration.hub import LABEL_COLUMNS, class_names, column_of, load_split, pick_column
 from mergeway.calibration.labelled import Labelled, read_labelled
-from mergeway.calibration.readers import base_settings, read_head
+from mergeway.calibration.readers import read_head
 from mergeway.calibration.samples import Samples
-from mergeway.calibration.suite import CLASSIFIERS
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.directory import staged_directory
+from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.files import copy_file, write_text
 from mergeway.errors import OptionError, suggest
-from mergeway.model.encoders import ClipVision, make_predictor, mean_features
+from mergeway.model.kinds import ClipVision, kind_of, make_model
 
 WAYS = ("classes", "domains")
 
@@ -81,7 +82,7 @@ def split_suite(
     with staged_directory(out) as stage:
         made = _write(data, stage, base, by, tasks, seed, Path(head) if head else None, domain)
         made = completed({"name": out.name, **made}, experts, classifier)
-        (stage / "suite.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        write_text(stage / "suite.json", json.dumps(made, indent=1) + "\n")
     return made
 
 
@@ -89,15 +90,15 @@ def _write(
     data: str, stage: Path, base: Path, by: str, tasks: int, seed: int | None, head: Path | None, domain: str
 ) -> dict[str, Any]:
     shared = stage / "head.safetensors"
-    predictor = make_predictor(base, base_settings(base, head))
-    if not isinstance(predictor, ClipVision):
+    model = make_model(base, kind_of(base, head))
+    if not isinstance(model, ClipVision):
         raise OptionError(f"{base}: a split is of images, so the base must be a CLIP vision model")
-    read = read_labelled(data, predictor.image_size, domain if by == "domains" else None)
+    read = read_labelled(data, model.image_size, domain if by == "domains" else None)
     if head:
-        shutil.copyfile(head, shared)
+        copy_file(head, shared)
     else:
-        save_file({"weight": _mean_head(predictor, base, read)}, shared)
-    classes = len(read_head(shared, predictor.width))
+        save_tensors(shared, {"weight": _mean_head(model, base, read)})
+    classes = len(read_head(shared, model.width))
     parts = class_parts(classes, tasks, seed) if by == "classes" else domain_parts(read.domain_values())
     (stage / "data").mkdir()
     for part in parts:
@@ -105,7 +106,7 @@ def _write(
     return {
         "protocol": "cil" if by == "classes" else "dil",
         "base": str(base),
-        **base_settings(base, shared),
+        **kind_of(base, shared),
         "tasks": [task_row(part, f"data/{part.name}.npz", "head.safetensors") for part in parts],
     }
 
@@ -151,13 +152,13 @@ def _write_part(path: Path, read: Labelled, part: Part) -> None:
     np.savez_compressed(path, **arrays)
 
 
-def _mean_head(predictor: ClipVision, base: Path, read: Labelled) -> torch.Tensor:
+def _mean_head(model: ClipVision, base: Path, read: Labelled) -> torch.Tensor:
     x, y, _ = read.splits["train"]
     checkpoint = open_checkpoint(base)
     params = {n: checkpoint.read(n).float() for n, i in checkpoint.infos.items() if i.merges}
     samples = Samples("all", {"images": torch.from_numpy(x)}, torch.from_numpy(y))
     with torch.no_grad():
-        head, seen = mean_features(predictor, params, [samples], read.classes)
+        head, seen = mean_features(model, params, [samples], read.classes)
     if not bool(seen.all()):
         raise OptionError(f"{read.source}: class {int((~seen).nonzero()[0])} has no training images; give --head")
     return head

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from mergeway.rules.fold import Fold, Params, Whole
-from mergeway.rules.ode import operating_time, trajectory
-from mergeway.rules.ode.path import Trajectory, check_options
-from mergeway.rules.ode.released import refine
+from torch import Tensor
+
+from mergeway.calibration.objective import Loss, Objective, as_objective
+from mergeway.core.ranks import ALONE, Team
+from mergeway.rules.ode.metric import Metric
+from mergeway.rules.ode.path import Trajectory
+from mergeway.rules.ode.plan import Barrier, Plan, Solver
+from mergeway.rules.ode.refine import refine
+from mergeway.rules.ode.schedule import operating_time
+from mergeway.rules.ode.solve import follow
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Rule
+from mergeway.rules.rule import ByRows, Fold, KeepsDeployed, Merged, ModelRule, Params, State, WantsSamples
 
 
 @dataclass(frozen=True)
-class Ode(Rule):
+class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     """Ψ_k = θ(t_k) with θ̇ = u⊥ + γu∥, θ(0) = Ψ_{k−1}, target ψ_k and t_k = w_k/W_k (Eq. 10-18); Ψ_1 = ψ_1.
 
     The defaults are the paper's. Whenever γ ≡ 1 the path is straight and the rule equals `average`. `guidance`, `task_norm`,
@@ -28,35 +34,38 @@ class Ode(Rule):
     title = "barrier-aware trajectory toward the arrival"
     paper = "ODE-M Algorithm 1"
     slots = ("model",)
-    needs = frozenset({"calibration"})
-    whole = True
-    by_rows = True
 
     step: float = 0.05
-    solver: Literal["euler", "heun", "rk4", "adaptive"] = "euler"
+    solver: Solver = "euler"
     certify: bool = False
     time: float | None = None
     guidance: float = 0.0
-    metric: Literal["euclidean", "layer", "diagonal"] = "euclidean"
+    metric: Metric = "euclidean"
     task_norm: float = 0.0
-    barrier: Literal["none", "path", "per-task"] = "path"
+    barrier: Barrier = "path"
     refine: int = 0
     preset: Literal["paper", "released"] = "paper"
 
     def __post_init__(self) -> None:
-        check_range(self, "guidance", 0.0, float("inf"))
-        check_range(self, "task_norm", 0.0, float("inf"))
-        check_range(self, "refine", 0, float("inf"))
+        for option in ("guidance", "task_norm", "refine"):
+            check_range(self, option, 0.0, float("inf"))
         if self.time is not None:
             check_range(self, "time", 0.0, 1.0)
-        chosen = self.chosen()
-        check_options(chosen.solver, chosen.step, chosen.certify, chosen.metric, chosen.barrier)
+        self.plan()
 
-    def merge(self, at: Fold, base: Params, memory: dict[str, Params], arrival: Params, objective: Any) -> Whole:
+    def merge(
+        self,
+        at: Fold,
+        base: Params,
+        state: dict[str, Params],
+        arrival: Params,
+        objective: Objective,
+        team: Team = ALONE,
+    ) -> Merged:
         if at.step == 1:
-            return Whole({"model": arrival}, arrival)
+            return Merged({"model": arrival}, arrival)
         until = operating_time(at.weight, at.total, self.chosen().time)
-        path = self.path(memory["model"], arrival, objective, until)
+        path = self.path(state["model"], arrival, objective, until, team=team)
         facts = {
             "time": path.until,
             "gradients": path.evaluations,
@@ -64,31 +73,31 @@ class Ode(Rule):
             "bound": path.bound,
             "gamma": min(path.gammas),
         }
-        return Whole({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
+        return Merged({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
 
     def path(
-        self, start: Params, target: Params, objective: Any, until: float, save: Sequence[float] = ()
+        self, start: Params, target: Params, loss: Loss, until: float, save: Sequence[float] = (), team: Team = ALONE
     ) -> Trajectory:
-        """The way from `start` toward `target` with this rule's options."""
-        chosen = self.chosen()
-        return trajectory(
-            start,
-            target,
-            objective,
-            until,
-            chosen.solver,
-            chosen.step,
-            chosen.certify,
-            guidance=chosen.guidance,
-            metric=chosen.metric,
-            task_norm=chosen.task_norm,
-            barrier=chosen.barrier,
-            save=save,
-        )
+        """The trajectory from `start` toward `target` with this rule's options."""
+        return follow(start, target, as_objective(loss), until, self.plan(), save, team)
 
-    def polish(self, deployed: Params, objective: Any) -> tuple[Params, dict[str, Any]] | None:
-        steps = self.chosen().refine
-        return refine(deployed, objective, steps) if steps else None
+    def changed(self, state: State, base: Tensor, deployed: Tensor) -> State:
+        return {"model": deployed}
+
+    def finish(
+        self, deployed: Params, objective: Objective, team: Team = ALONE
+    ) -> tuple[Params, dict[str, object]] | None:
+        if not (steps := self.chosen().refine):
+            return None
+        refined, measured = refine(deployed, objective, steps, team=team)
+        return refined, {"refine": measured}
+
+    def plan(self) -> Plan:
+        """The options in force as those of a trajectory."""
+        o = self.chosen()
+        return Plan(
+            o.solver, o.step, o.certify, guidance=o.guidance, metric=o.metric, task_norm=o.task_norm, barrier=o.barrier
+        )
 
     def chosen(self) -> Ode:
         """The options in force: a preset fills in what was left at its default."""

@@ -1,22 +1,48 @@
-"""A directory's suite.json, checked for everything that can be checked without reading the weights."""
+"""A suite.json, its tasks and words, checked for everything that can be checked without reading the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergeway.calibration.suite.suite import Suite
-from mergeway.calibration.suite.task import CLASSIFIERS, PROTOCOLS, SuiteTask
+from mergeway.calibration.lines import as_object
 from mergeway.checkpoint.source import read_json
 from mergeway.errors import OptionError, suggest
-from mergeway.model.compute import Compute
-from mergeway.model.encoders import KINDS
+from mergeway.model.kinds import ENCODERS
+
+PROTOCOLS = ("task", "cil", "dil")
+CLASSIFIERS = ("head", "nearest-mean")
 
 
-def load_suite(path: str | Path, tests: int | None = None, compute: Compute | None = None) -> Suite:
-    """The suite in a directory."""
-    path = Path(path)
+@dataclass(frozen=True)
+class SuiteTask:
+    """One task: the expert that arrives, the data it is judged on, its frozen head, and which of the head's rows are its own."""
+
+    name: str
+    arrives: Path | None
+    data: Path
+    head: Path
+    labels: tuple[int, ...] | None = None
+
+    @property
+    def expert(self) -> Path:
+        """The task's expert; a suite may leave it to be trained."""
+        if self.arrives is None:
+            raise OptionError(
+                f"task '{self.name}' comes without an expert; train one with 'mergeway finetune', and name it as 'expert' in suite.json"
+            )
+        return self.arrives
+
+    def is_of(self, ref: str | Path) -> bool:
+        """Whether a checkpoint is the task's expert, or a directory named after the task."""
+        path = Path(ref)
+        return path.name == self.name or (self.arrives is not None and path.resolve() == self.arrives.resolve())
+
+
+def read_description(path: Path) -> tuple[dict[str, Any], list[SuiteTask]]:
+    """The settings and the tasks of the suite in a directory."""
     file = path / "suite.json"
     if not file.exists():
         raise OptionError(f"{path}: not a suite (no suite.json)")
@@ -24,25 +50,27 @@ def load_suite(path: str | Path, tests: int | None = None, compute: Compute | No
     for key in ("name", "kind", "base", "tasks"):
         if key not in settings:
             raise OptionError(f"{file}: the entry '{key}' is missing")
-    if settings["kind"] not in KINDS:
-        raise OptionError(f"{file}: kind '{settings['kind']}' is unknown; {suggest(str(settings['kind']), KINDS)}")
-    for key in KINDS[settings["kind"]]:
+    if settings["kind"] not in ENCODERS:
+        raise OptionError(f"{file}: kind '{settings['kind']}' is unknown; {suggest(str(settings['kind']), ENCODERS)}")
+    for key in ENCODERS[settings["kind"]].needs:
         if key not in settings:
             raise OptionError(f"{file}: a suite of kind {settings['kind']} needs the entry '{key}'")
-    if not isinstance(settings["tasks"], list) or not settings["tasks"]:
+    rows: list[Any] = settings["tasks"]
+    if type(rows) is not list or not rows:
         raise OptionError(f"{file}: 'tasks' must be a list with at least one task")
-    tasks = [_read_task(file, path, number, row) for number, row in enumerate(settings["tasks"])]
+    tasks = [_read_task(file, path, number, row) for number, row in enumerate(rows)]
     _check_protocol(file, settings, tasks)
     names = [t.name for t in tasks]
     if len(set(names)) < len(names):
         raise OptionError(f"{file}: two tasks have the name '{next(n for n in names if names.count(n) > 1)}'")
     if not (path / settings["base"]).exists():
         raise OptionError(f"{file}: the base {path / settings['base']} does not exist")
-    return Suite(path, settings, tasks, tests, compute)
+    return settings, tasks
 
 
-def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:
-    if not isinstance(row, dict):
+def _read_task(file: Path, path: Path, number: int, entry: object) -> SuiteTask:
+    row = as_object(entry)
+    if row is None:
         raise OptionError(f"{file}: task {number} is not an object")
     for key in ("name", "data", "head", *(["expert"] if "expert" in row else [])):
         if not isinstance(row.get(key), str):
@@ -50,8 +78,8 @@ def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:
     for key in ("expert", "head"):
         if key in row and not (path / row[key]).exists():
             raise OptionError(f"{file}: {key} {path / row[key]} of task '{row['name']}' does not exist")
-    labels = row.get("labels")
-    if labels is not None and not (isinstance(labels, list) and labels and all(type(y) is int for y in labels)):
+    labels: list[int] | None = row.get("labels")
+    if labels is not None and not _whole_numbers(labels):
         raise OptionError(f"{file}: 'labels' of task '{row['name']}' must be a list of whole numbers, rows of the head")
     arrives = path / row["expert"] if "expert" in row else None
     return SuiteTask(
@@ -59,11 +87,15 @@ def _read_task(file: Path, path: Path, number: int, row: Any) -> SuiteTask:
     )
 
 
+def _whole_numbers(values: list[int]) -> bool:
+    return type(values) is list and bool(values) and all(type(y) is int for y in values)
+
+
 def _check_protocol(file: Path, settings: Mapping[str, Any], tasks: Sequence[SuiteTask]) -> None:
     for key, known in (("protocol", PROTOCOLS), ("classifier", CLASSIFIERS)):
-        said = settings.get(key, known[0])
-        if said not in known:
-            raise OptionError(f"{file}: {key} '{said}' is unknown; {suggest(str(said), known)}")
+        word = settings.get(key, known[0])
+        if word not in known:
+            raise OptionError(f"{file}: {key} '{word}' is unknown; {suggest(str(word), known)}")
     protocol = settings.get("protocol", "task")
     if protocol == "task":
         return

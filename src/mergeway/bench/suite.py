@@ -1,0 +1,122 @@
+"""A benchmark's models and data, and how a model is judged on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.calibration.loss import Predict
+from mergeway.calibration.readers import read_head
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.suite import SuiteData
+from mergeway.model.compute import Compute
+from mergeway.model.model import Encoder
+from mergeway.model.tangent import Tangent
+
+
+class Suite(SuiteData):
+    """A suite's data with the judging of models on it.
+
+    `tests` limits the test examples of each task, for a look that has to be quick; `compute` says how the model is run.
+    """
+
+    def __init__(self, path: str | Path, tests: int | None = None, compute: Compute | None = None) -> None:
+        super().__init__(path, compute)
+        self.tests = tests
+
+    def accuracy(self, params: Mapping[str, Tensor], name: str, seen: Sequence[str] | None = None) -> float:
+        """Top-1 accuracy on a task's test data, in percent; see `accuracies`."""
+        return self.accuracies(params, [name], seen)[0]
+
+    def accuracies(
+        self,
+        params: Mapping[str, Tensor],
+        names: Sequence[str],
+        seen: Sequence[str] | None = None,
+        batch: int | None = None,
+    ) -> list[float]:
+        """Top-1 accuracy on each task's test data, in percent; see `judge`."""
+        return [accuracy for accuracy, _ in self.judge(params, names, seen, batch)]
+
+    def judge(
+        self,
+        params: Mapping[str, Tensor],
+        names: Sequence[str],
+        seen: Sequence[str] | None = None,
+        batch: int | None = None,
+        *,
+        through: Encoder | Tangent | None = None,
+        classifier: str | None = None,
+    ) -> list[tuple[float, float]]:
+        """Top-1 accuracy in percent and mean cross-entropy on each task's test data; half precision is computed with in float32.
+
+        With a shared head the choice is among the classes of the tasks `seen`, by default of all, and a test image does not
+        say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean accuracy over all tasks after the last.
+        `through` is another reading of the parameters than the suite's own model, such as the tangent model.
+        """
+        params = self.compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
+        batch = batch or self.compute.micro_batch or 32
+        model = through or self.model
+        with torch.no_grad():
+            head, open_classes = self._shared_head(
+                model, params, list(seen or [t.name for t in self.tasks]), classifier or self.classifier
+            )
+            return [self._judge_task(model, params, name, head, open_classes, batch) for name in names]
+
+    def _judge_task(
+        self,
+        predict: Predict,
+        params: Mapping[str, Tensor],
+        name: str,
+        head: Tensor | None,
+        open_classes: Tensor | None,
+        batch: int,
+    ) -> tuple[float, float]:
+        test = self.samples(name, "test").rows(slice(self.tests)).by_length()
+        hits, loss = 0, 0.0
+        for start in range(0, len(test), batch):
+            rows = test.rows(slice(start, start + batch)).trimmed()
+            logits = predict(params, rows.inputs, rows.head if head is None else head)
+            if open_classes is not None:
+                logits = logits.masked_fill(~open_classes, -torch.inf)
+            hits += int((logits.argmax(-1) == rows.labels).sum())
+            loss += float(functional.cross_entropy(logits, rows.labels, reduction="sum"))
+        return 100.0 * hits / len(test), loss / len(test)
+
+    def _shared_head(
+        self, model: Encoder | Tangent, params: Mapping[str, Tensor], seen: list[str], classifier: str
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The head all tasks are judged with, and which of its classes may be chosen; neither where each has its own."""
+        if self.protocol == "task":
+            return None, None
+        head = read_head(self.task(seen[0]).head, self.model.width)
+        if classifier == "nearest-mean":
+            samples = [draw(self.samples(name, "train"), DEFAULT_SIZE) for name in seen]
+            return mean_features(model, params, samples, len(head))
+        chosen = torch.zeros(len(head), dtype=torch.bool)
+        for name in seen:
+            labels = self.task(name).labels
+            chosen[list(labels) if labels is not None else slice(None)] = True
+        return head, chosen
+
+
+def load_suite(path: str | Path, tests: int | None = None, compute: Compute | None = None) -> Suite:
+    """The suite in a directory."""
+    return Suite(path, tests, compute)
+
+
+def mean_features(
+    model: Encoder | Tangent, params: Mapping[str, Tensor], tasks: Sequence[Samples], classes: int
+) -> tuple[Tensor, Tensor]:
+    """The nearest-mean classifier: each class's mean feature, of length 1, and which classes have any samples."""
+    sums, counts = torch.zeros(classes, model.width), torch.zeros(classes)
+    for task in tasks:
+        for start in range(0, len(task), 64):
+            rows = task.rows(slice(start, start + 64))
+            sums.index_add_(0, rows.labels, model.features(params, rows.inputs))
+            counts.index_add_(0, rows.labels, torch.ones(len(rows)))
+    return functional.normalize(sums, dim=-1), counts > 0

@@ -1,0 +1,30 @@
+"""The loss of a batch: cross-entropy of classes, or of next tokens, and how many predictions it is the mean of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mergeway.calibration.samples import MASKED, Samples
+from mergeway.model.inputs import Head, Inputs, Params
+
+# Logits of a batch: predict(params, inputs, head); what a head is depends on the kind of model.
+Predict = Callable[[Params, Inputs, Head], Tensor]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of classes, or of every next token that is not masked, where the logits are."""
+    labels = labels.to(logits.device)
+    if logits.dtype is torch.bfloat16:  # what autocast leaves behind
+        logits = logits.float()
+    if labels.ndim == 1:
+        return functional.cross_entropy(logits, labels)
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def targets(samples: Samples) -> int:
+    """How many predictions are judged: one a sample, or one for every next token that is not masked."""
+    return len(samples) if samples.labels.ndim == 1 else int((samples.labels[:, 1:] != MASKED).sum())

@@ -1,0 +1,108 @@
+"""A suite's data: the base, experts, heads and samples of a benchmark, described by a directory's suite.json.
+
+Its protocol says what is asked: `task`, each task among its own classes under its own head; `cil`, tasks of disjoint classes,
+and `dil`, tasks of the same classes in other domains, both under one shared head, among all classes seen so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from mergeway.calibration.description import SuiteTask, read_description
+from mergeway.calibration.hub import read_hub
+from mergeway.calibration.objective import SampleObjective
+from mergeway.calibration.readers import read_head, read_jsonl, read_npz
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples
+from mergeway.errors import OptionError, suggest
+from mergeway.model.compute import Compute
+from mergeway.model.kinds import ENCODERS
+from mergeway.model.model import Encoder, ImageModel, TextModel
+
+
+class SuiteData:
+    """The tasks of a suite directory and their samples; everything is read when first needed and kept.
+
+    `model` prepares the inputs, by default the suite's own base; `compute` says how that is run.
+    """
+
+    def __init__(self, path: str | Path, compute: Compute | None = None) -> None:
+        self.path = Path(path)
+        self.settings, self.tasks = read_description(self.path)
+        self.name: str = self.settings["name"]
+        self.kind: str = self.settings["kind"]
+        self.base = self.path / self.settings["base"]
+        self.protocol: str = self.settings.get("protocol", "task")
+        self.classifier: str = self.settings.get("classifier", "head")
+        self.compute = compute or Compute()
+        self._samples: dict[tuple[str, str], Samples] = {}
+
+    @cached_property
+    def model(self) -> Encoder:
+        """The suite's model; its weights are loaded at the first call."""
+        return self.model_of(self.base, self.compute)
+
+    def model_of(self, directory: Path, compute: Compute | None = None) -> Encoder:
+        """A model directory read as the suite's description says."""
+        return ENCODERS[self.kind](directory, self.settings, compute)
+
+    def task(self, name: str) -> SuiteTask:
+        """The task of that name."""
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise OptionError(f"suite '{self.name}' has no task '{name}'; {suggest(name, [t.name for t in self.tasks])}")
+
+    def samples(self, name: str, split: str) -> Samples:
+        """The train or test examples of a task, prepared for the model."""
+        key = (name, split)
+        if key not in self._samples:
+            self._samples[key] = self.read(name, split, self.model)
+        return self._samples[key]
+
+    def read(self, name: str, split: str, model: Encoder) -> Samples:
+        """The train or test examples of a task, prepared for another model directory of the same kind."""
+        task = self.task(name)
+        samples = _read(task, split, read_head(task.head, model.width), model)
+        if task.labels is not None:
+            _check_labels(task, samples)
+        return samples
+
+    def objective(
+        self,
+        order: Sequence[str],
+        weights: Sequence[float] | None = None,
+        size: int = DEFAULT_SIZE,
+        seed: int = 0,
+    ) -> SampleObjective:
+        """The loss on calibration samples of these tasks, from their training data only."""
+        return SampleObjective(self.model, [self.samples(n, "train") for n in order], weights, size=size, seed=seed)
+
+
+def _read(task: SuiteTask, split: str, head: Tensor, model: Encoder) -> Samples:
+    if isinstance(model, TextModel):
+        return read_jsonl(task.data.with_name(f"{task.data.name}.{split}.jsonl"), task.name, head, model)
+    if not isinstance(model, ImageModel):
+        raise OptionError(f"{task.data}: a suite of kind {model.kind} has no data that can be read")
+    if task.data.suffix == ".json":
+        return read_hub(task.data, split, task.name, head, model.image_size)
+    return read_npz(task.data, split, task.name, head, model)
+
+
+def _check_labels(task: SuiteTask, samples: Samples) -> None:
+    others = {int(label) for label in samples.labels} - set(task.labels or ())
+    if others:
+        raise OptionError(
+            f"{task.data}: class {min(others)} is not among the labels of task '{task.name}' in suite.json"
+        )
+
+
+def is_suite(path: str | Path) -> bool:
+    """Whether a directory describes a suite."""
+    return (Path(path) / "suite.json").exists()
+
+
+__all__ = ["SuiteData", "SuiteTask", "is_suite"]

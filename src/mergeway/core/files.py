@@ -1,0 +1,235 @@
+"""How a file or a directory appears on the disk: whole or not at all, and still there after a power cut.
+
+`place` is the one order of things: flush what is new, give it its name, flush the directory that holds the name. What was
+not flushed before it got its name may be empty after a power cut, however long ago it was written. So a writer may leave
+the files of a stage unflushed, whatever library wrote them: `place` flushes them all, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from mergeway.core.ranks import ALONE, Team
+from mergeway.errors import CheckpointError
+
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100  # fcntl.h: paths are relative to the working directory
+# What a kernel or a file system answers that cannot exchange two names.
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file being written into one clear line."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(
+                f"{path}: no space left on the disk; nothing was changed, free some and run again"
+            ) from None
+        raise CheckpointError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file being read into one clear line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as problem:
+        raise CheckpointError(f"{path}: cannot be read ({problem.strerror or problem})") from None
+
+
+def flush(path: Path) -> None:
+    """Flush a finished file, or the names in a directory, whoever wrote them."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def flush_tree(root: Path) -> None:
+    """Flush a file, or a directory with everything in it; what a symbolic link points to is not ours."""
+    if root.is_symlink():
+        return
+    if root.is_dir():
+        for path in sorted(root.iterdir()):
+            flush_tree(path)
+    flush(root)
+
+
+def place(new: Path, path: Path) -> None:
+    """Give a new file or directory its name for good: flush it, rename it, flush the directory that holds it."""
+    flush_tree(new)
+    os.rename(new, path)
+    flush(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file in a stage, or under a name of its own, for `place` to flush."""
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+def write_beside(path: Path, text: str) -> Path:
+    """The new content of a small file, flushed and beside it, ready to be renamed; nothing is left when that fails."""
+    new = _beside(path)
+    try:
+        write_text(new, text)
+        with writing(path):
+            flush(new)
+    except BaseException:
+        _remove(new)
+        raise
+    return new
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all: a reader sees the old one or the new one."""
+    with replaced(path) as new:
+        write_text(new, text)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """The name to write a file under; the file takes its place when the block ends well, and vanishes when it does not."""
+    new = _beside(path)
+    try:
+        with writing(path):
+            yield new
+            place(new, path)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """A copy of a file's content in a stage."""
+    with writing(target):
+        shutil.copyfile(source, target)
+
+
+def make_directory(path: Path) -> None:
+    """A directory with its parents, each new name flushed; no error when it is there."""
+    with writing(path):
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for new in reversed(missing):
+            flush(new.parent)
+
+
+@contextlib.contextmanager
+def staged(out: Path, replace: bool = False, team: Team = ALONE) -> Iterator[Path]:
+    """A new directory beside `out` that takes its place when the block ends well, and vanishes when it does not.
+
+    With `replace` it may take the place of a directory that holds something; on any failure the old one stays. Every rank
+    of a team gets the same stage, and the lead makes and names it.
+    """
+    stage = team.from_lead(lambda: _make_stage(out))
+    try:
+        yield stage
+        team.from_lead(lambda: _place_directory(stage, out, replace))
+    finally:
+        if team.lead:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def _make_stage(out: Path) -> Path:
+    restore(out)
+    make_directory(out.parent)
+    stage = out.parent / f".{out.name}.partial-{os.getpid()}"
+    with writing(out):
+        stage.mkdir()
+    return stage
+
+
+def _place_directory(stage: Path, out: Path, replace: bool) -> None:
+    with writing(out):
+        if not (replace and out.exists()):
+            place(stage, out)
+            return
+        flush_tree(stage)
+        swap(stage, out)
+        try:
+            flush(out.parent)
+        except OSError:
+            swap(stage, out)
+            raise
+
+
+def swap(new: Path, old: Path) -> None:
+    """Let two directories beside each other change names: in one step where the system can, else in three that go back."""
+    if _exchange(new, old):
+        return
+    aside = old.parent / f".{old.name}.replaced-{os.getpid()}"
+    os.rename(old, aside)
+    try:
+        os.rename(new, old)
+        try:
+            os.rename(aside, new)
+        except OSError:
+            os.rename(old, new)
+            raise
+    except OSError:
+        os.rename(aside, old)
+        raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where the system, or this file system, cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # another system, or an older C library
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def restore(out: Path) -> None:
+    """Put right what a killed process left beside `out`: an old directory that was set aside comes back, the rest goes."""
+    found = re.compile(rf"\.{re.escape(out.name)}\.(partial|replaced)-(\d+)")
+    with writing(out):
+        beside = list(out.parent.iterdir()) if out.parent.is_dir() else []
+        for left in beside:
+            match = found.fullmatch(left.name)
+            if not match or _alive(int(match[2])):
+                continue
+            if match[1] == "replaced" and not out.exists():
+                os.rename(left, out)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():  # in a container, a process that was killed may have had our number
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.new")
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

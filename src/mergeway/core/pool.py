@@ -1,0 +1,78 @@
+"""Workers that share the cores, and memory that goes back to the system while they walk over a model.
+
+glibc keeps freed memory for later, but a block on a boundary of 64 bytes, as torch wants it, seldom fits where one of its
+size was freed. Over a long walk such holes add up to several bytes for every parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from mergeway.core import ranks
+from mergeway.errors import OptionError
+
+TRIM_EVERY = 1 << 25  # bytes of tensors walked between two times that memory is given back
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+_LARGE_BLOCK = 1 << 17
+
+
+@contextlib.contextmanager
+def worker_pool(threads: int | None = None, team: ranks.Team | None = None) -> Iterator[Executor]:
+    """Workers that run torch and BLAS on one thread each: as many as there are cores unless `threads` is given.
+
+    Those of all ranks of the team (by default the one this process is in) work as one pool.
+    """
+    count = threads if threads is not None else len(os.sched_getaffinity(0))
+    if count < 1:
+        raise OptionError(f"--threads is {count}; it must be at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with (
+            threadpool_limits(1, user_api="blas"),
+            ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as workers,
+        ):
+            yield (team or ranks.team()).pool(workers, count)
+    finally:
+        torch.set_num_threads(before)
+
+
+class MemoryTrimmer:
+    """Counts the bytes that a walk has passed, and now and then gives the memory freed behind it back to the system."""
+
+    def __init__(self) -> None:
+        self._passed, self._lock, self._trim = 0, threading.Lock(), _glibc("malloc_trim")
+
+    def passed(self, nbytes: int) -> None:
+        """The walk is done with so many bytes; may come from any thread."""
+        with self._lock:
+            self._passed += nbytes
+            due = self._passed >= TRIM_EVERY
+            if due:
+                self._passed = 0
+        if due and self._trim:
+            self._trim(0)
+
+
+def return_large_blocks() -> None:
+    """From now on a block of 128 KiB or more is given back as soon as it is freed.
+
+    It costs the system's time for every such block: worth it where they come and go between long computations.
+    """
+    if set_option := _glibc("mallopt"):
+        set_option(_MMAP_THRESHOLD, _LARGE_BLOCK)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return None

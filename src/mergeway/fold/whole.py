@@ -1,0 +1,82 @@
+"""The fold of a `ModelRule`: the whole model at once, each rank with its rows of it or with all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mergeway.calibration.objective import Objective
+from mergeway.calibration.shared import ShardedObjective, SplitObjective, cut, offset
+from mergeway.checkpoint.writer import Sink
+from mergeway.core.tensors import TensorInfo, wide
+from mergeway.fold.folder import Asks, Folder, Scratch, Standing, slot_name
+from mergeway.fold.prepare import Arrival
+from mergeway.rules.rule import ByRows, Fold, ModelRule, Params
+
+
+@dataclass(frozen=True)
+class ModelFolder(Folder):
+    """One arrival at a time, with an objective."""
+
+    rule: ModelRule
+
+    @property
+    def asks(self) -> Asks:
+        return "tasks"
+
+    def fold(
+        self,
+        arrivals: Sequence[Arrival],
+        standing: Standing,
+        objective: Objective | None,
+        kept: Scratch | None,
+        model: Sink | None,
+    ) -> tuple[Fold, Mapping[str, object]]:
+        [arrival] = arrivals
+        assert objective is not None
+        objective = self._shared(objective)
+        at = standing.at.next(arrival.weight)
+        state = standing.state
+        held = {slot: self._read(state.read, slot) for slot in self.rule.slots} if state else {}
+        base, target = self._read(self.base.checkpoint.read), self._read(arrival.read)
+        self.progress.begin("merging", None, "passes")
+        merged = self.rule.merge(at, base, held, target, objective, self.team)
+        at, details = at.settled(merged.facts), dict(merged.details)
+        if kept is not None:
+            for slot, tensors in merged.state.items():
+                for name, tensor in tensors.items():
+                    self._write(kept.sink, slot_name(slot, name), self.base.merged_infos[name], tensor)
+        if model is not None:
+            deployed = merged.deployed
+            if finished := self.rule.finish(deployed, objective, self.team):
+                deployed = finished[0]
+                details |= finished[1]
+            for name, info in self.base.merged_infos.items():
+                self._write(model, name, info, self.rounded(name, deployed[name]))
+        return at, details
+
+    @property
+    def _in_rows(self) -> bool:
+        """Whether each rank holds its rows of the model; other rules need it whole."""
+        return self.team.count > 1 and isinstance(self.rule, ByRows)
+
+    def _read(self, read: Callable[[str], Tensor], slot: str | None = None) -> Params:
+        """A model, or a slot of the state, in the dtype of the arithmetic; of rows, this rank's own."""
+        found: Params = {}
+        for name, info in self.base.merged_infos.items():
+            tensor = read(slot_name(slot, name) if slot else name)
+            found[name] = (cut(tensor, self.team) if self._in_rows else tensor).to(wide(info.dtype))
+        return found
+
+    def _shared(self, objective: Objective) -> Objective:
+        """The objective with the work on it shared between the ranks."""
+        if self.team.count == 1:
+            return objective
+        return (ShardedObjective if self._in_rows else SplitObjective)(objective, self.team)
+
+    def _write(self, sink: Sink, name: str, info: TensorInfo, tensor: Tensor) -> None:
+        """What this rank has to write: its rows, or all of it if it is the lead."""
+        if self._in_rows or self.team.lead:
+            sink.write(name, offset(info.shape, self.team) if self._in_rows else 0, tensor)

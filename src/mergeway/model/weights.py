@@ -1,0 +1,67 @@
+"""Reading a model directory with `transformers`: config, tokenizer and weights, each without the library's chatter."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mergeway.core.ranks import team
+from mergeway.errors import OptionError
+from mergeway.model.skeleton import meta_model
+
+
+def load_config(family: Any, directory: Path) -> Any:
+    """The config of a directory's model, read by a config class of `transformers`."""
+    with _quiet(), _one_line(family, directory):
+        return family.from_pretrained(directory)
+
+
+def load_weights(family: Any, directory: Path) -> nn.Module:
+    """A model in eval mode; several ranks get it without its weights, since each holds only its own rows of them."""
+    with _quiet(), _one_line(family, directory):
+        module = meta_model(family, directory) if team().count > 1 else family.from_pretrained(directory)
+        return module.eval().requires_grad_(False)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer that was saved with the base."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise OptionError(
+            f"{directory}: has no tokenizer that can be read ({' '.join(str(problem).split())[:120]}); save the model's tokenizer beside it"
+        ) from None
+
+
+@contextlib.contextmanager
+def _one_line(family: Any, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as problem:
+        raise OptionError(
+            f"{directory}: the base cannot be loaded as {family.__name__} ({' '.join(str(problem).split())[:160]})"
+        ) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging as chatter
+
+    level = chatter.get_verbosity()
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.set_verbosity(level)

@@ -1,0 +1,82 @@
+"""The options of a trajectory, and the field, the solver and the controller that they name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mergeway.calibration.objective import Objective
+from mergeway.errors import OptionError, suggest
+from mergeway.rules.ode.barrier import Ceilings, GuardedField
+from mergeway.rules.ode.controllers import Adaptive, Backtracking, Certified, Controller, Fixed
+from mergeway.rules.ode.field import Field
+from mergeway.rules.ode.flat import FlatParams
+from mergeway.rules.ode.metric import Metric
+from mergeway.rules.ode.solvers import EULER, HEUN, SOLVERS, Tableau
+from mergeway.rules.ode.stops import Stops
+
+Solver = Literal["euler", "heun", "rk4", "adaptive"]
+Barrier = Literal["none", "path", "per-task"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to integrate: what is checked when it is created goes together."""
+
+    solver: Solver = "euler"
+    step: float = 0.05
+    certify: bool = False
+    tolerance: float = 0.01
+    guidance: float = 0.0
+    metric: Metric = "euclidean"
+    task_norm: float = 0.0
+    barrier: Barrier = "path"
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("solver", self.solver, get_args(Solver)),
+            ("metric", self.metric, get_args(Metric)),
+            ("barrier", self.barrier, get_args(Barrier)),
+        ):
+            if value not in known:
+                raise OptionError(f"there is no {what} '{value}'; {suggest(value, known)}")
+        if not (math.isfinite(self.step) and 0.0 < self.step <= 1.0):
+            raise OptionError(f"step is {self.step!r}; it must be positive and at most 1")
+        if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
+            raise OptionError(f"tolerance is {self.tolerance!r}; it must be positive")
+        if self.certify and self.solver in ("heun", "rk4"):
+            raise OptionError(f"certify needs the solver 'euler' or 'adaptive', not '{self.solver}'")
+        if self.barrier == "per-task" and (self.solver != "euler" or self.certify or self.metric != "euclidean"):
+            raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")
+
+    def field(self, flat: FlatParams, loss: Objective, loss_target: float) -> Field:
+        """The velocity field, L(θ1) having been measured."""
+        return Field(
+            flat, loss, loss_target, self.guidance, self.metric, self.task_norm, self.barrier == "path", probes=1
+        )
+
+    def arrange(self, field: Field, stops: Stops) -> tuple[Field, Tableau, Controller]:
+        """The field as the barrier has it, the solver, and the controller."""
+        if self.barrier == "per-task":
+            return self._guarded(field, stops)
+        if self.solver == "adaptive":
+            return field, EULER if self.certify else HEUN, Adaptive(self.tolerance, self.certify)
+        return field, SOLVERS[self.solver], (Certified if self.certify else Fixed)(self.step)
+
+    def _guarded(self, field: Field, stops: Stops) -> tuple[Field, Tableau, Controller]:
+        start = field.measure(0.0)
+        ceilings = Ceilings(field.task_losses(), field.flat.at_target(field.task_losses))
+        guarded = GuardedField(
+            field.flat,
+            field.loss,
+            field.loss_target,
+            field.guidance,
+            task_norm=field.task_norm,
+            probes=field.probes,
+            start=start,
+            ceilings=ceilings,
+            stops=stops,
+            step=self.step,
+        )
+        return guarded, EULER, Backtracking(self.step, ceilings)

@@ -1,0 +1,253 @@
+"""The changes of a trunk: each is made under the writer's lock and committed whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mergeway.calibration.alignment import Alignment, align
+from mergeway.calibration.calibrate import ByTask, CalibrationRequest, calibrate, read_task
+from mergeway.calibration.memory import Bounds, CalibrationMemory
+from mergeway.calibration.objective import Objective
+from mergeway.checkpoint import open_checkpoint
+from mergeway.checkpoint.heads import Head, head_pattern, read_heads
+from mergeway.core.pool import worker_pool
+from mergeway.core.progress import SILENT, Progress
+from mergeway.core.ranks import team
+from mergeway.errors import OptionError, TrunkError
+from mergeway.fold.extras import Data as Source
+from mergeway.fold.extras import Given, with_extras
+from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, task_name
+from mergeway.fold.stream import fold_stream, folder_of
+from mergeway.model.compute import Compute
+from mergeway.model.tangent import Tangent
+from mergeway.rules import Rule, make, reference
+from mergeway.trunk.change import Change, record_of, refuse_twice
+from mergeway.trunk.commit import Commit
+from mergeway.trunk.journal import Record, now
+from mergeway.trunk.store import Store
+from mergeway.trunk.view import TrunkView
+
+
+class Trunk(TrunkView):
+    """Open one with `Trunk.open`, make one with `Trunk.create`."""
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        base: str | Path,
+        rule: str | Rule = "average",
+        *,
+        keep: int = 2,
+        memory: Bounds | None = None,
+        heads: str | None = None,
+        threads: int | None = None,
+        allow_pickle: bool = False,
+        progress: Progress = SILENT,
+        **options: object,
+    ) -> Trunk:
+        """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold.
+
+        `memory` bounds the calibration samples; `heads`, a regular expression, names the tensors that each task keeps for
+        itself (by default those of a classifier, '' for none).
+        """
+        chosen = make(rule, options)
+        name = rule if isinstance(rule, str) else reference(chosen)
+        if type(make(name, chosen.options())).__qualname__ != type(chosen).__qualname__:
+            raise OptionError(
+                f"rule '{name}' cannot be found again by its name; put its class into a module of its own"
+            )
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
+        if not isinstance(base, str | Path):
+            raise TrunkError(
+                f"the base of a trunk is a path or a hub id, not {type(base).__name__}; save the model first"
+            )
+        checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
+        with worker_pool(threads) as pool:
+            prepared = prepare_base(checkpoint, pool, progress)
+        source = str(Path(base).absolute()) if Path(base).exists() else str(base)
+        settings = {
+            "base": {"source": source, "digest": prepared.seen.digest, "allow_pickle": allow_pickle},
+            "rule": name,
+            "options": chosen.options(),
+            "keep": keep,
+            "memory": asdict(memory or Bounds()),
+            "heads": head_pattern(checkpoint, heads),
+        }
+        details = {"rule": name, "options": chosen.options()}
+        digest = prepared.seen.digest
+        first = Record(0, "init", digest, now(), source=source, digest=digest, details=details)
+        return cls(Store.create(Path(path), settings, first), threads=threads, progress=progress)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        compute: Compute | None = None,
+        progress: Progress = SILENT,
+    ) -> Trunk:
+        """Open a trunk at its last commit; `compute` says how a fold or an alignment with data runs the model."""
+        return cls(Store(Path(path)), threads=threads, compute=compute, progress=progress)
+
+    def add(
+        self,
+        ref: Any,
+        task: str | None = None,
+        weight: float = 1.0,
+        *,
+        data: ByTask = None,
+        head: ByTask = None,
+        moments: Given = None,
+        objective: Objective | Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+        remember: bool = True,
+        again: bool = False,
+        wait: bool = True,
+        allow_pickle: bool = False,
+    ) -> Record:
+        """Fold in one arrival and return its journal record.
+
+        A rule that needs calibration takes `data` and `head` (whose samples join the trunk's memory) or an `objective` of
+        the caller's own, which sees all tasks so far. A rule that needs moments takes a file of them, finds the one beside the
+        arrival, or works out an empirical Fisher from `data` and `head`. Without `remember` no sample stays in the trunk: then
+        `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
+        """
+        with self._change(wait) as change:
+            base, held = change.base, change.journal.folded()
+            checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
+            name = task_name(task, checkpoint, [f.task for f in held])
+            arrival = prepare_arrival(base, checkpoint, weight, name, change.pool, self._progress)
+            refuse_twice(arrival, held, again)
+            heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
+            request = CalibrationRequest(data, head, objective, remember, self._compute)
+            loss, memory, source = self._calibrated(change, arrival, heads, request)
+            arrival = with_extras(self.rule, base, arrival, moments, source)
+            with Commit.begin(self._store, change.journal, base) as commit:
+                [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
+                commit.keep_heads(heads)
+                commit.keep_memory(memory)
+                record = record_of(change.journal, "add", arrival)
+                return commit.finish(record, self.rule, folded.at, folded.details, self.keep)
+
+    def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
+        """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
+        with self._change(wait) as change:
+            change.folder.check_removable()
+            base, journal = change.base, change.journal
+            held = {f.task: f for f in journal.folded()}
+            if task not in held:
+                raise TrunkError(f"{self.path}: holds no task '{task}'; it holds {', '.join(held) or 'none'}")
+            checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
+            arrival = prepare_arrival(base, checkpoint, held[task].weight, task, change.pool, self._progress)
+            if arrival.seen.digest != held[task].digest:
+                raise TrunkError(
+                    f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
+                )
+            record = record_of(journal, "remove", arrival)
+            if len(held) == 1:
+                # The deployed model is the base again, and there is nothing to keep.
+                bare = Record(**{**record.__dict__, "result": base.seen.digest})
+                return self._store.commit_record(journal, bare, self.keep).last
+            with Commit.begin(self._store, journal, base) as commit:
+                kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
+                at = change.folder.unfold(arrival, change.standing(), kept, model)
+                commit.keep_heads({t: h for t, h in change.heads.items() if t != task})
+                return commit.finish(record, self.rule, at, {}, self.keep)
+
+    def align(
+        self,
+        data: str,
+        head: str | Path | None = None,
+        how: Alignment | None = None,
+        *,
+        tangent: bool = False,
+        wait: bool = True,
+    ) -> Record:
+        """Bring the features of the deployed model back to those before its last fold, on the last task's data.
+
+        Only the last projection moves, or what `how` names. `tangent` is for models that are judged in the tangent space.
+        """
+        how = how or Alignment()
+        with self._change(wait) as change:
+            base, last = change.base, change.journal.last
+            if last.kind != "add" or len(change.journal.folded()) < 2:
+                raise TrunkError(
+                    f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
+                )
+            model, samples = read_task(data, head, str(last.task), base.checkpoint, None, self._compute)
+            predict = (
+                Tangent(model, {n: base.checkpoint.read(n).float() for n in base.merged_infos}) if tangent else model
+            )
+            previous, deployed = self.deployed(last.step - 1), self._store.model(last.step)
+            before = {n: previous.read(n) for n in base.merged_infos}
+            merged = {n: deployed.read(n) for n in base.merged_infos}
+            aligned = align(predict, merged, before, samples, how, self._progress)
+            record = Record(len(change.journal.records), "align", "", now(), task=last.task)
+            facts = {"data": data, **asdict(how), "tangent": tangent, "before": aligned.before, "after": aligned.after}
+            with Commit.begin(self._store, change.journal, base) as commit:
+                standing = change.standing()
+                kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
+                change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
+                commit.keep_rest_of(last.step)
+                return commit.finish(record, self.rule, standing.at, {"align": facts}, self.keep)
+
+    def rollback(self, step: int, *, wait: bool = True) -> Record:
+        """Go back to an earlier step that still has its snapshot; that is a journal record too."""
+        with self._store.writer(wait, self._progress):
+            journal = self._store.journal()
+            target = self.record(step, journal)
+            record = Record(
+                len(journal.records), "rollback", target.result, now(), stream=target.stream, details={"to": step}
+            )
+            if target.files is None:
+                return self._store.commit_record(journal, record, self.keep).last
+            if not self._store.has_snapshot(step):
+                kept = [str(r.step) for r in journal.records if r.files is None or self._store.has_snapshot(r.step)]
+                raise TrunkError(
+                    f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
+                )
+            with self._store.stage() as stage:
+                digests = self._store.link_snapshot(step, stage)
+                return self._store.commit(stage, digests, journal, record, self.keep).last
+
+    @contextlib.contextmanager
+    def _change(self, wait: bool) -> Iterator[Change]:
+        """The writer's lock, workers, and the trunk as it stands."""
+        with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
+            journal = self._store.journal()
+            base = self._base(pool)
+            folder = folder_of(self.rule, base, pool, self._progress, team())
+            yield Change(self._store, journal, base, folder, pool, read_heads(self._snapshot(journal.last)))
+
+    def _calibrated(
+        self, change: Change, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest
+    ) -> tuple[Objective | None, CalibrationMemory | None, Source | None]:
+        """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
+        name, base = self.rule.name, change.base
+        if change.folder.asks == "tasks":
+            tasks = {f.task: f.weight for f in change.journal.folded()} | {arrival.task: arrival.weight}
+            held = CalibrationMemory.read(self._snapshot(change.journal.last))
+            held = held or CalibrationMemory({}, bounds=self.bounds)
+            memory, loss = calibrate(name, base.checkpoint, tasks, heads, held, request)
+            return loss, memory, None
+        if isinstance(request.data, Mapping) or isinstance(request.head, Mapping):
+            raise OptionError(f"rule '{name}' takes data of the arrival alone; give --data DATA")
+        if request.objective is not None or (request.data is not None and change.folder.asks == "nothing"):
+            raise OptionError(f"rule '{name}' uses no data; leave out --data and the objective")
+        if request.data is None:
+            return None, None, None
+        return None, None, self._task(base, request.data, request.head, arrival.task, heads.get(arrival.task))
+
+    def _task(
+        self, base: Base, data: str | Path, head: str | Path | None, task: str, own: Head | None = None
+    ) -> Source:
+        return partial(read_task, data, head, task, base.checkpoint, own, self._compute)
