@@ -51,9 +51,21 @@ class FunctionObjective:
             "task_norm and metric=diagonal need per-task gradients; the objective must be a mergeway Objective"
         )
 
-    def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[list[Samples]]:
-        """Refused: a function has no samples."""
-        raise OptionError("minibatches are drawn from samples; the objective must be a mergeway Objective")
+    def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Sequence[Samples]]:
+        """Nothing to draw from: every batch is the whole function."""
+        yield from ([] for _ in range(count))
+
+    def accumulate_batch(self, params: Params, batch: Sequence[Samples]) -> float:
+        """The loss; its gradient is added to `.grad` of the parameters."""
+        return self.accumulate(params)
+
+    def split(self) -> tuple[FunctionObjective, FunctionObjective]:
+        """The function itself, to fit on and to judge by."""
+        return self, self
+
+    def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> FunctionObjective:
+        """The function itself: it says what it wants."""
+        return self
 
     def task_data(self, k: int) -> tuple[Predict, Samples]:
         """Refused: a function has no model and no samples."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration.samples import MASKED, Samples
+from mergeway.calibration.samples import MASKED, UNKNOWN, Samples
+from mergeway.errors import OptionError
 from mergeway.model.inputs import Head, Inputs, Params
 
 # Logits of a batch: predict(params, inputs, head); what a head is depends on the kind of model.
@@ -17,12 +18,23 @@ Predict = Callable[[Params, Inputs, Head], Tensor]
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean loss of classes, or of every next token that is not masked, where the logits are."""
+    if labels.ndim == 1 and bool((labels == UNKNOWN).any()):
+        raise OptionError(
+            "the samples have no labels, and the arrival's own answers were not kept; give labelled data, or add the task again"
+        )
     labels = labels.to(logits.device)
     if logits.dtype is torch.bfloat16:  # what autocast leaves behind
         logits = logits.float()
     if labels.ndim == 1:
         return functional.cross_entropy(logits, labels)
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def divergence(logits: Tensor, answers: Tensor) -> Tensor:
+    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's."""
+    logits, answers = logits.float(), answers.to(logits.device).float()
+    log_p = answers.log_softmax(-1)
+    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1)
 
 
 def targets(samples: Samples) -> int:

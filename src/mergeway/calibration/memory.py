@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from mergeway.calibration.objective import SampleObjective
+from mergeway.calibration.objective import Objective, SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
 from mergeway.checkpoint import SafetensorsFiles
@@ -39,6 +39,8 @@ class Bounds:
     size: int = DEFAULT_SIZE
     share: Sharing = "even"
     seed: int = 0
+    # How many copies of each sample an arrival is asked about; None for as many as a memory of this size is worth.
+    copies: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or self.size < 1:
@@ -79,6 +81,13 @@ class CalibrationMemory:
         tasks = [found[name].rows(slice(counts[name])) for name in names if name in found]
         return replace(self, tasks=tasks) if tasks else None
 
+    def answered(self, objective: Objective | None) -> CalibrationMemory:
+        """The memory with what the arrivals answered."""
+        if not isinstance(objective, SampleObjective):
+            return self
+        found = {t.task: t.answers for t in objective.pool}
+        return replace(self, tasks=[replace(t, answers=found.get(t.task, t.answers)) for t in self.tasks])
+
     def objective(self, model: Model, weights: Sequence[float]) -> SampleObjective:
         """The loss of all tasks in the memory, by the model that they were read for."""
         if len(weights) != len(self.tasks):
@@ -86,7 +95,8 @@ class CalibrationMemory:
                 f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
             )
         by_utility = self.bounds.share == "utility"
-        return SampleObjective(model, self.tasks, weights, size=self.bounds.size, by_utility=by_utility)
+        size, copies = self.bounds.size, self.bounds.copies
+        return SampleObjective(model, self.tasks, weights, size=size, by_utility=by_utility, copies=copies)
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:
         """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
@@ -107,6 +117,7 @@ class CalibrationMemory:
             "size": self.bounds.size,
             "share": self.bounds.share,
             "seed": self.bounds.seed,
+            "copies": self.bounds.copies,
             "tasks": [
                 {"name": t.task, "samples": len(t), "columns": c} for t, c in zip(self.tasks, columns, strict=True)
             ],
@@ -133,7 +144,7 @@ class CalibrationMemory:
             return None
         described = read_json(directory / DESCRIPTION, "the calibration memory")
         try:
-            bounds = Bounds(described["size"], described["share"], described["seed"])
+            bounds = Bounds(described["size"], described["share"], described["seed"], described["copies"])
             rows: list[dict[str, Any]] = described["tasks"]
             names = [row["name"] for row in rows]
             found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
@@ -155,8 +166,13 @@ class CalibrationMemory:
             "seed": self.bounds.seed,
             "samples": sum(len(t) for t in self.tasks),
             "bytes": sum(p.stat().st_size for p in files),
-            "tasks": [{"task": t.task, "samples": len(t)} for t in self.tasks],
+            "tasks": [{"task": t.task, "samples": len(t), "answers": _answers(t)} for t in self.tasks],
         }
+
+
+def _answers(samples: Samples) -> int:
+    """How many inputs the arrival was asked about: the samples and their copies."""
+    return 0 if samples.answers is None else samples.answers.shape[0] * samples.answers.shape[1]
 
 
 def _head(stored: SafetensorsFiles | None, number: int) -> Tensor | dict[str, Tensor] | None:

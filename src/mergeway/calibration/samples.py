@@ -1,4 +1,4 @@
-"""Calibration samples: a few labelled examples of each seen task, drawn by seed, the same whatever the rule."""
+"""Calibration samples: a few examples of each seen task, drawn by seed, the same whatever the rule."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from mergeway.model.inputs import Head, Inputs, in_memory
 DEFAULT_SIZE = 1024
 MINIBATCH = 128  # rows of a minibatch drawn by seed, over all tasks
 MASKED = -100  # the label of a token that is not judged, as torch's cross-entropy has it
+UNKNOWN = -1  # the label of an example that nobody has labelled
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one.
+    """Examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one.
 
-    A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier.
+    A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier. `answers` are the
+    arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`).
     """
 
     task: str
@@ -29,13 +31,21 @@ class Samples:
     labels: Tensor
     head: Head = None
     shuffled: bool = False
+    answers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def rows(self, index: slice | Tensor) -> Samples:
         """Some of the examples."""
-        return replace(self, inputs={k: v[index] for k, v in self.inputs.items()}, labels=self.labels[index])
+        answers = None if self.answers is None else self.answers[index]
+        inputs = {k: v[index] for k, v in self.inputs.items()}
+        return replace(self, inputs=inputs, labels=self.labels[index], answers=answers)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether somebody has labelled them; tokens are their own labels."""
+        return self.labels.ndim > 1 or not bool((self.labels == UNKNOWN).all())
 
     @property
     def mask(self) -> Tensor | None:
@@ -80,6 +90,8 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
     if samples.labels.ndim > 1:  # tokens: each is a class, and masked ones are negative
         if not bool((samples.labels[:, 1:] != MASKED).any()):
             raise OptionError(f"{where}: every token is masked, so there is nothing to predict")
+        return
+    if not samples.labelled:
         return
     low, high = int(samples.labels.min()), int(samples.labels.max())
     if low < 0 or (count is not None and high >= count):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from mergeway.calibration.batches import Batch, batch_losses
 from mergeway.calibration.loss import Predict, targets
 from mergeway.calibration.objective import Objective, SampleObjective
 from mergeway.calibration.samples import MINIBATCH, Samples
@@ -46,9 +47,17 @@ class _Shared:
         self._run = objective.predict.run  # looks at the model before its parameters are cut
         self.tasks, self.shares = objective.tasks, objective.shares
 
-    def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[list[Samples]]:
+    def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Batch]:
         """The same minibatches on every rank."""
         return self._objective.batches(count, size, seed)
+
+    def accumulate_batch(self, params: Params, batch: Batch) -> float:
+        """The loss on a minibatch; its gradient is added to `.grad`."""
+        raise NotImplementedError
+
+    def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:
+        """Refused: arrivals are asked before the work is shared."""
+        raise NotImplementedError
 
     def task_data(self, k: int) -> tuple[Predict, Samples]:
         """The model and the samples of one task."""
@@ -82,6 +91,11 @@ class ShardedObjective(_Shared):
     def seen(self, count: int, weights: Sequence[float] | None = None) -> ShardedObjective:
         """The objective of the first `count` tasks of the stream."""
         return ShardedObjective(self._objective.seen(count, weights), self._team)
+
+    def split(self) -> tuple[ShardedObjective, ShardedObjective]:
+        """The same loss on most of the samples, and on a fifth that is held back."""
+        fit, judge = self._objective.split()
+        return ShardedObjective(fit, self._team), ShardedObjective(judge, self._team)
 
     def __call__(self, params: Params) -> Tensor:
         losses = self.task_losses(params).values()
@@ -167,6 +181,26 @@ class SplitObjective(_Shared):
     def accumulate_task(self, params: Params, task: Samples, scale: float = 1.0) -> float:
         """One task's loss, `scale` times its gradient added to `.grad` of the parameters."""
         return self._accumulate(params, lambda here: self._losses(here, task, 1.0), scale)
+
+    def accumulate_batch(self, params: Params, batch: Batch) -> float:
+        """The loss on a minibatch, each rank having its share of the rows; its gradient is added to `.grad`."""
+        rank, count = self._team.rank, self._team.count
+        mine = [task.rows(slice(rank, None, count)) for task in batch]
+        parts = [len(own) / len(task) for own, task in zip(mine, batch, strict=True)]
+        kept = [(own, share * part) for own, share, part in zip(mine, self.shares, parts, strict=True) if len(own)]
+        rows, weights = [own for own, _ in kept], [weight for _, weight in kept]
+        objective = self._objective
+
+        def losses(here: Params) -> Iterator[Tensor]:
+            if rows:
+                yield from batch_losses(objective.predict, here, rows, weights, objective.batch)
+
+        return self._accumulate(params, losses, 1.0)
+
+    def split(self) -> tuple[SplitObjective, SplitObjective]:
+        """The same loss on most of the samples, and on a fifth that is held back."""
+        fit, judge = self._objective.split()
+        return SplitObjective(fit, self._team), SplitObjective(judge, self._team)
 
     def _accumulate(self, params: Params, losses: Callable[[Params], Iterator[Tensor]], scale: float) -> float:
         total = 0.0

@@ -18,7 +18,7 @@ from mergeway.core.ranks import ALONE, Team
 from mergeway.core.tensors import TensorInfo, wide
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.fold.prepare import Arrival, Base
-from mergeway.rules.rule import Fold, KeepsDeployed, Removable, Rule
+from mergeway.rules.rule import Fold, KeepsDeployed, Removable, Rule, WantsAnswers
 
 # All tasks so far, the arrival alone, or none.
 Asks = Literal["tasks", "arrival", "nothing"]
@@ -68,6 +68,15 @@ class Folder:
     def asks(self) -> Asks:
         """Whose samples the fold asks about."""
         return "nothing"
+
+    @property
+    def teaches(self) -> bool:
+        """Whether an arrival is asked about its samples even where they have labels."""
+        return isinstance(self.rule, WantsAnswers)
+
+    def arrived(self, arrival: Arrival) -> dict[str, Tensor]:
+        """The tensors of an arrival, as the model is run with them."""
+        return {name: arrival.read(name) for name in self.base.merged_infos}
 
     def fold(
         self,

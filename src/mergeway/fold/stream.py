@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from mergeway.calibration.objective import Objective
@@ -40,6 +41,8 @@ class Folded:
     at: Fold
     state: Checkpoint | None
     details: Mapping[str, object]
+    # With the answers of every arrival so far.
+    objective: Objective | None = None
 
 
 def folder_of(rule: Rule, base: Base, pool: Executor, progress: Progress = SILENT, team: Team = ALONE) -> Folder:
@@ -72,7 +75,10 @@ def fold_stream(
     for number, group in enumerate(groups, 1):
         last = number == len(groups)
         weights = (*standing.weights, *(arrival.weight for arrival in group))
-        seen = objective.seen(len(weights), weights) if objective is not None and folder.asks == "tasks" else None
+        seen = None
+        if objective is not None and folder.asks == "tasks":
+            objective = objective.taught(weights, partial(folder.arrived, group[-1]), always=folder.teaches)
+            seen = objective.seen(len(weights), weights)
         model = outlet.model(folder.base.checkpoint.infos) if last or outlet.every else None
         wanted = outlet.keeps or not last or folder.reads_back
         kept = outlet.state(folder.state_infos()) if wanted else None
@@ -82,6 +88,6 @@ def fold_stream(
         if before is not None:
             before.drop()
         standing, before = Standing(at, kept.read() if kept else None, weights), kept
-        yield Folded(at, standing.state, details)
+        yield Folded(at, standing.state, details, objective)
     if before is not None and not outlet.keeps:
         before.drop()

@@ -25,6 +25,7 @@ from mergeway.rules.rule import SeesMatrices as SeesMatrices
 from mergeway.rules.rule import Settles as Settles
 from mergeway.rules.rule import State as State
 from mergeway.rules.rule import Surveys as Surveys
+from mergeway.rules.rule import WantsAnswers as WantsAnswers
 from mergeway.rules.rule import WantsGrams as WantsGrams
 from mergeway.rules.rule import WantsMoments as WantsMoments
 from mergeway.rules.rule import WantsSamples as WantsSamples

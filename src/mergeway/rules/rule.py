@@ -216,6 +216,10 @@ class WantsSamples:
     needs: ClassVar[frozenset[str]] = frozenset({"calibration"})
 
 
+class WantsAnswers(WantsSamples):
+    """The arrival itself is asked about its samples and their copies, and its answers take the place of labels."""
+
+
 class ByRows:
     """A model rule that never looks at the shape of a matrix: each rank may hold its rows of the model only."""
 

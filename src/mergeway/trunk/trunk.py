@@ -134,7 +134,7 @@ class Trunk(TrunkView):
             with Commit.begin(self._store, change.journal, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
                 commit.keep_heads(heads)
-                commit.keep_memory(memory)
+                commit.keep_memory(memory.answered(folded.objective) if memory else None)
                 record = record_of(change.journal, "add", arrival)
                 return commit.finish(record, self.rule, folded.at, folded.details, self.keep)
 

@@ -1,0 +1,70 @@
+"""Minibatches over all tasks: drawn by a seed from samples and their copies, and run through the model together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from mergeway.calibration.loss import Predict, cross_entropy, divergence
+from mergeway.calibration.samples import Samples, shares
+from mergeway.calibration.teaching import with_copies
+from mergeway.model.inputs import Params
+from mergeway.model.model import Encoder, scaled_cosine
+
+# A few rows of every task, each with its label or its one answer.
+Batch = Sequence[Samples]
+
+
+def draw_batches(tasks: Sequence[Samples], count: int, size: int, seed: int) -> Iterator[Batch]:
+    """`count` minibatches with an equal share of rows from every task; a copy counts as much as its sample."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = shares(max(size, len(tasks)), len(tasks))
+    for _ in range(count):
+        batch: list[Samples] = []
+        for task, rows in zip(tasks, counts, strict=True):
+            versions = 1 if task.answers is None else task.answers.shape[1]
+            drawn = torch.randperm(len(task) * versions, generator=generator)[:rows]
+            batch.append(with_copies(task, (drawn // versions).tolist(), (drawn % versions).tolist()))
+        yield batch
+
+
+def batch_losses(
+    predict: Predict, params: Params, batch: Batch, weights: Sequence[float], most: int
+) -> Iterator[Tensor]:
+    """What each pass over the batch adds to Σ_j weight_j · mean loss of task j; at most `most` rows a pass.
+
+    An encoder reads the rows of all tasks together, texts of like length side by side; the heads come after it.
+    """
+    if isinstance(predict, Encoder):
+        yield from _together(predict, params, batch, weights, most)
+        return
+    for task, weight in zip(batch, weights, strict=True):
+        for start in range(0, len(task), most):
+            rows = task.rows(slice(start, start + most)).trimmed()
+            yield _losses(predict(params, rows.inputs, rows.head), rows).sum() * (weight / len(task))
+
+
+def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[float], most: int) -> Iterator[Tensor]:
+    owner = torch.cat([torch.full((len(task),), k) for k, task in enumerate(batch)])
+    place = torch.cat([torch.arange(len(task)) for task in batch])
+    names = batch[0].inputs
+    whole = Samples("", {n: torch.cat([task.tensors[n] for task in batch]) for n in names}, owner)
+    order = torch.arange(len(whole)) if whole.mask is None else whole.mask.sum(-1).argsort(stable=True)
+    for part in order.split(most):
+        features = encoder.features(params, whole.rows(part).trimmed().inputs)
+        losses: list[Tensor] = []
+        for k, (task, weight) in enumerate(zip(batch, weights, strict=True)):
+            mine = (owner[part] == k).nonzero().flatten()
+            if len(mine):
+                rows = task.rows(place[part[mine]])
+                logits = scaled_cosine(encoder.scale, features[mine], task.head)
+                losses.append(_losses(logits, rows).sum() * (weight / len(task)))
+        yield torch.stack(losses).sum()
+
+
+def _losses(logits: Tensor, rows: Samples) -> Tensor:
+    if rows.answers is not None:
+        return divergence(logits, rows.answers[:, 0])
+    return cross_entropy(logits, rows.labels)[None] * len(rows)
