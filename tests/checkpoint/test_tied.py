@@ -91,3 +91,21 @@ def test_a_missing_tied_bias_is_read_from_its_partner():
     merged = mw.merge(base, [arrival | {"cls.bias": bias + 1}])
     torch.testing.assert_close(merged["cls.decoder.bias"], bias + 1)
     assert torch.equal(merged["cls.bias"], merged["cls.decoder.bias"])
+
+
+def test_a_model_that_stores_both_names_is_run_as_one(tmp_path):
+    """A tied language model under both names: the answer is the module's own, and the gradient is whole."""
+    import tiny
+
+    from mergeway.model.compute import Compute
+    from mergeway.model.runner import Runner
+
+    module = tiny.llama(tied=True).eval()
+    own = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    assert not torch.equal(own[EMBED], 2 * own[EMBED]) and HEAD in own
+    twice = {name: 2 * tensor for name, tensor in own.items()}
+    inputs = {"input_ids": torch.arange(6)[None]}
+    run = Runner(module, Compute("cpu"))
+    both = run(twice, inputs).logits
+    once = run({name: tensor for name, tensor in twice.items() if name != HEAD}, inputs).logits
+    assert torch.equal(both, once)

@@ -60,6 +60,7 @@ def _from_data(
 ) -> Callable[[], Mapping[str, Tensor]]:
     def extras() -> Mapping[str, Tensor]:
         predict, samples = data()
-        return ask(predict, {name: arrival.read(name) for name in base.merged_infos}, samples)
+        found = ask(predict, {n: arrival.read(n) for n in base.merged_infos if base.stored_as(n) == n}, samples)
+        return found | {alias: found[name] for alias, name in base.tied.items() if name in found}
 
     return extras

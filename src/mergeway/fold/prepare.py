@@ -38,6 +38,11 @@ class Base:
         """The tensors that are merged; the others are buffers, or heads of single tasks, and come from the base."""
         return {name: info for name, info in self.checkpoint.infos.items() if info.merges and not self.is_head(name)}
 
+    def stored_as(self, name: str) -> str:
+        """The name that stands for all names of a tied tensor; any other tensor's own."""
+        known_as = self.tied.get(name, name)
+        return known_as if known_as in self.merged_infos else name
+
     def is_head(self, name: str) -> bool:
         """Whether each task keeps a tensor of that name for itself."""
         return self.heads is not None and re.search(self.heads, name) is not None

@@ -46,15 +46,15 @@ class ModelFolder(Folder):
         at, details = at.settled(merged.facts), dict(merged.details)
         if kept is not None:
             for slot, tensors in merged.state.items():
-                for name, tensor in tensors.items():
-                    self._write(kept.sink, slot_name(slot, name), self.base.merged_infos[name], tensor)
+                for name, info in self.base.merged_infos.items():
+                    self._write(kept.sink, slot_name(slot, name), info, tensors[self.base.stored_as(name)])
         if model is not None:
             deployed = merged.deployed
             if finished := self.rule.finish(deployed, objective, self.team):
                 deployed = finished[0]
                 details |= finished[1]
             for name, info in self.base.merged_infos.items():
-                self._write(model, name, info, self.rounded(name, deployed[name]))
+                self._write(model, name, info, self.rounded(name, deployed[self.base.stored_as(name)]))
         return at, details
 
     @property
@@ -63,9 +63,14 @@ class ModelFolder(Folder):
         return self.team.count > 1 and isinstance(self.rule, ByRows)
 
     def _read(self, read: Callable[[str], Tensor], slot: str | None = None) -> Params:
-        """A model, or a slot of the state, in the dtype of the arithmetic; of rows, this rank's own."""
+        """A model, or a slot of the state, in the dtype of the arithmetic; of rows, this rank's own.
+
+        A tied tensor comes once: under two names its gradient would be torn in two, and the names would part.
+        """
         found: Params = {}
         for name, info in self.base.merged_infos.items():
+            if self.base.stored_as(name) != name:
+                continue
             tensor = read(slot_name(slot, name) if slot else name)
             found[name] = (cut(tensor, self.team) if self._in_rows else tensor).to(wide(info.dtype))
         return found

@@ -35,13 +35,18 @@ class Runner:
                     setattr(module, name, buffer.to(compute.where))
         self._own = [name for name, _ in model.named_parameters()]
         # Looking for tied weights in every call takes a tenth of the time of a small model.
-        self._tied = len(self._own) < sum(1 for _ in model.named_parameters(remove_duplicate=False))
+        first = {parameter: name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
+        everything = model.named_parameters(remove_duplicate=False)
+        self._tied = {name: first[parameter] for name, parameter in everything if first[parameter] != name}
         self._call = self._compiled if compute.compile else self._plain
         self._code: Any = None
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
         """The model's answer with these parameters in place of its own."""
         named = {self.names.inside(name): tensor for name, tensor in params.items()}
+        for name, first in self._tied.items():
+            if first in named:
+                named.pop(name, None)  # a checkpoint may store both names; the model has one tensor
         # Names that the model does not know are passed over, so a checkpoint of another class would have no effect at all.
         if params and not any(name in named for name in self._own):
             raise OptionError(
@@ -57,7 +62,7 @@ class Runner:
         return (answer.float() if self.compute.autocast else answer).cpu()
 
     def _plain(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
-        return functional_call(self.model, dict(params), kwargs=dict(inputs), tie_weights=self._tied)
+        return functional_call(self.model, dict(params), kwargs=dict(inputs), tie_weights=bool(self._tied))
 
     def _compiled(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
