@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import mergeway
+from mergeway.core.tensors import is_linear
+from mergeway.model.model import Network
+from mergeway.rules import RULES, ModelRule, WantsGrams, WantsMoments
 
 Model = dict[str, Tensor]
 
@@ -19,21 +26,81 @@ Model = dict[str, Tensor]
 few = settings(max_examples=5, derandomize=True, deadline=None)
 some = settings(max_examples=20, derandomize=True, deadline=None)
 
-RULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "average": ("average", {}),
-    "task-arithmetic sum": ("task-arithmetic", {"form": "sum"}),
+# Fewer steps for the rules that search.
+_QUICK: dict[str, dict[str, Any]] = {
+    "dop": {"steps": 4},
+    "ode": {"step": 0.25},
+    "randmix": {"seed": 3},
+    "steer": {"steps": 2},
+}
+# Every rule there is, those of installed packages too, and the forms that differ from a rule's defaults.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, _QUICK.get(name, {})) for name in RULES} | {
     "task-arithmetic mean": ("task-arithmetic", {"form": "mean"}),
-    "ties base": ("ties", {"form": "base"}),
     "ties compound": ("ties", {"form": "compound"}),
     "ties mean": ("ties", {"form": "mean", "density": 0.5}),
-    "opcm": ("opcm", {}),
     "opcm projected": ("opcm", {"norms": "projected", "alpha": 0.8}),
     "opcm sqrt": ("opcm", {"scale": "sqrt"}),
-    "magmax": ("magmax", {}),
-    "randmix": ("randmix", {"seed": 3}),
-    "iso": ("iso", {}),
-    "dop": ("dop", {"steps": 4}),
+    "fisher utility": ("fisher", {"lam": "utility"}),
 }
+
+
+def fold(case: str, base: Model, arrivals: list[Model], weights: list[float] | None = None, **more: Any) -> Model:
+    """The arrivals merged by a rule, which gets what it wants besides them."""
+    rule, options = CASES[case]
+    return mergeway.merge(base, arrivals, rule, weights, **wanted(case, base, len(arrivals)), **options, **more)
+
+
+def wanted(case: str, base: Model, count: int) -> dict[str, Any]:
+    """Moments for the rules that want them, samples for Gram matrices, a quadratic loss for the rules that ask about one."""
+    kind = RULES[CASES[case][0]]
+    if issubclass(kind, WantsMoments):
+        return {"moments": [moments(base, k) for k in range(count)]}
+    if issubclass(kind, WantsGrams):
+        return {"objective": samples_of(base, count)}
+    if issubclass(kind, ModelRule):
+        return {"objective": quadratic(base)}
+    return {}
+
+
+def moments(base: Model, k: int) -> Model:
+    """Squares, the same for the same k."""
+    generator = torch.Generator().manual_seed(k)
+    return {n: torch.randn(t.shape, generator=generator) ** 2 for n, t in base.items() if t.is_floating_point()}
+
+
+def quadratic(base: Model) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """A cheap loss with its lowest point a little away from the base."""
+    goal = {n: t.double() + 0.1 for n, t in base.items() if t.is_floating_point()}
+    return lambda params: sum(((p.double() - goal[n]) ** 2).sum() for n, p in params.items())  # type: ignore[return-value]
+
+
+def samples_of(base: Model, count: int) -> mergeway.Objective:
+    """Samples for each arrival, to be run through the linear layers of a model of plain tensors."""
+    network = Layers({n: tuple(t.shape) for n, t in base.items() if is_linear(n, tuple(t.shape), None)})
+    generator = torch.Generator().manual_seed(7)
+    tasks = []
+    for k in range(count):
+        x = torch.randn(6, network.width, generator=generator)
+        tasks.append(mergeway.Samples(f"task{k}", {"x": x}, torch.arange(6) % 2, torch.eye(2)))
+    return mergeway.Objective(network, tasks)
+
+
+class Layers(Network):
+    """Linear layers side by side, each of which reads the beginning of the same row."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.module, self.compute = nn.Module(), mergeway.Compute("cpu")
+        for name, (out, into) in ((n, s) for n, s in shapes.items() if len(s) == 2):
+            self.module.add_module(name.removesuffix(".weight"), nn.Linear(into, out, bias=False))
+        self.width = max((layer.in_features for layer in self.module.children()), default=1)
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any], head: Any) -> Tensor:
+        sums = [torch.zeros(len(inputs["x"]))]
+        for name, layer in self.module.named_children():
+            own = {"weight": params[f"{name}.weight"]}
+            sums.append(functional_call(layer, own, inputs["x"][:, : layer.in_features]).sum(1))
+        total = torch.stack(sums).sum(0)
+        return torch.stack([total, -total], 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lawful import RULES, few, same_bits, streams, update_of
+from lawful import CASES, few, fold, same_bits, streams, update_of
 
 import mergeway
 
@@ -15,36 +15,33 @@ def all_finite(model: dict[str, torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in model.values() if t.is_floating_point())
 
 
-@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("case", CASES)
 @few
 @given(stream=streams(), place=st.integers(0, 3))
 def test_the_base_as_an_arrival(case, stream, place):
-    rule, options = RULES[case]
     arrivals = list(stream.arrivals)
     arrivals.insert(place, stream.base)
-    merged = mergeway.merge(stream.base, arrivals, rule, [1.0, *stream.weights], **options)
+    merged = fold(case, stream.base, arrivals, [1.0, *stream.weights])
     assert all_finite(merged)
     if case != "randmix":
         assert not same_bits(merged, stream.base)
 
 
-@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("case", CASES)
 @few
 @given(stream=streams())
 def test_nothing_but_the_base_is_the_base(case, stream):
-    rule, options = RULES[case]
-    merged = mergeway.merge(stream.base, [stream.base] * len(stream.weights), rule, stream.weights, **options)
+    merged = fold(case, stream.base, [stream.base] * len(stream.weights), stream.weights)
     for name, tensor in merged.items():
         assert torch.equal(tensor, stream.base[name])
 
 
-@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("case", CASES)
 @few
 @given(stream=streams())
 def test_the_same_arrival_twice(case, stream):
-    rule, options = RULES[case]
     arrivals = [stream.arrivals[0], stream.arrivals[0], *stream.arrivals[1:]]
-    assert all_finite(mergeway.merge(stream.base, arrivals, rule, [1.0, *stream.weights], **options))
+    assert all_finite(fold(case, stream.base, arrivals, [1.0, *stream.weights]))
 
 
 @few
@@ -68,13 +65,12 @@ def test_iso_of_a_repeated_arrival_is_the_sum(stream):
         torch.testing.assert_close(three[name], times * one[name], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("case", RULES)
+@pytest.mark.parametrize("case", CASES)
 def test_odd_shapes(case):
     """A scalar, an empty tensor, a single row, a single column, a single entry."""
-    rule, options = RULES[case]
     shapes = {"scale": (), "none": (0, 4), "row.weight": (1, 7), "column.weight": (7, 1), "one.weight": (1, 1)}
     base = {name: torch.ones(shape) for name, shape in shapes.items()}
     arrivals = [{name: t + 0.5 + k for name, t in base.items()} for k in range(3)]
-    merged = mergeway.merge(base, arrivals, rule, **options)
+    merged = fold(case, base, arrivals)
     assert all_finite(merged)
     assert {name: tuple(t.shape) for name, t in merged.items()} == shapes
