@@ -90,7 +90,7 @@ def make(rule: str | Rule, options: Mapping[str, object] | None = None) -> Rule:
 
 
 def reference(rule: Rule) -> str:
-    """What a trunk writes down to find the rule again: its name, or `module:Class`."""
+    """What a trunk writes down to find the rule again: its name, `module:Class`, or `/path/file.py:Class`."""
     kind = type(rule)
     return rule.name if RULES.get(rule.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -101,18 +101,27 @@ def _module(name: str, where: str) -> ModuleType:
             if "" not in sys.path:
                 sys.path.insert(0, "")  # modules in the working directory count
             return importlib.import_module(where)
-        path = Path(where)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.exists():
+        path = Path(where).absolute()
+        if not path.is_file():
             raise OptionError(f"rule {name}: there is no file {where}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-        return module
+        return _load(path)
     except OptionError:
         raise
     except Exception as problem:  # whatever the user's own module does when it is imported
         raise OptionError(f"rule {name}: {where} cannot be imported ({type(problem).__name__}: {problem})") from None
+
+
+def _load(path: Path) -> ModuleType:
+    """A file as a module whose name is its path: none that is there already, and one by which it is found again."""
+    spec = importlib.util.spec_from_file_location(str(path), path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[str(path)] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[str(path)]
+        raise
+    return module
 
 
 def _checked(found: object, name: str) -> type[Rule]:

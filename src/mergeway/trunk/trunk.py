@@ -27,7 +27,7 @@ from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, 
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
-from mergeway.rules import Rule, make, reference
+from mergeway.rules import RULES, Rule, make, reference
 from mergeway.trunk.change import Change, record_of, refuse_twice
 from mergeway.trunk.commit import Commit
 from mergeway.trunk.journal import Record, now
@@ -59,7 +59,7 @@ class Trunk(TrunkView):
         itself (by default those of a classifier, '' for none).
         """
         chosen = make(rule, options)
-        name = rule if isinstance(rule, str) else reference(chosen)
+        name = rule if isinstance(rule, str) and rule in RULES else reference(chosen)
         if type(make(name, chosen.options())).__qualname__ != type(chosen).__qualname__:
             raise OptionError(
                 f"rule '{name}' cannot be found again by its name; put its class into a module of its own"
