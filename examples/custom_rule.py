@@ -1,6 +1,9 @@
-"""A rule of your own in twenty lines: an exponential moving average, so that the past fades at a rate you choose.
+"""A rule of your own in twenty lines: an average in which no entry of an arrival moves further than a limit.
 
 python examples/custom_rule.py
+
+The rule lives in this file alone: `--rule examples/custom_rule.py:Clipped` works too. `examples/rule_package` shows how a
+package adds a rule that everybody who installs it can call by its name.
 """
 
 from dataclasses import dataclass
@@ -11,24 +14,24 @@ import mergeway as mw
 
 
 @dataclass(frozen=True)
-class Ema(mw.rules.PartRule):
-    """Δ_k = (1 − rate)·Δ_{k−1} + rate·δ_k; the first arrival is taken whole."""
+class Clipped(mw.rules.PartRule):
+    """Ψ_k = ψ_0 + Σ w_i clip(δ_i) / W_k, every entry of clip(δ) within ±limit."""
 
-    name = "ema"
-    title = "exponential moving average of the updates"
+    name = "clipped"
+    title = "weighted average of clipped updates"
     paper = "none"
-    slots = ("update",)
 
-    rate: float = 0.2
+    limit: float = 1.0
 
     def fold(self, at, part, delta, state):
-        return {"update": state["update"].lerp(delta, self.rate if at.step > 1 else 1.0)}
+        return {"sum": state["sum"] + at.weight * delta.clamp(-self.limit, self.limit)}
 
     def update(self, at, part, state):
-        return state["update"]
+        return state["sum"] / at.total
 
 
-base = {"layer.weight": torch.zeros(2, 2)}
-arrivals = [{"layer.weight": torch.full((2, 2), float(k))} for k in (1, 2, 3)]
-print("average", mw.merge(base, arrivals)["layer.weight"][0, 0].item())
-print("ema    ", mw.merge(base, arrivals, rule=Ema(rate=0.5))["layer.weight"][0, 0].item())
+if __name__ == "__main__":
+    base = {"layer.weight": torch.zeros(2, 2)}
+    arrivals = [{"layer.weight": torch.full((2, 2), float(k))} for k in (1, 2, 9)]
+    print("average", mw.merge(base, arrivals)["layer.weight"][0, 0].item())
+    print("clipped", mw.merge(base, arrivals, rule=Clipped(limit=3.0))["layer.weight"][0, 0].item())
