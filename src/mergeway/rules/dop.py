@@ -86,8 +86,7 @@ def _sides(update: Tensor) -> list[Callable[[Tensor], Tensor]]:
 
 def _squared(basis: Tensor) -> Callable[[Tensor], Tensor]:
     """x ↦ B Bᵀ x, in the order that multiplies less."""
-    rows, rank = basis.shape
-    if rows > 2 * rank:
+    if basis.shape[0] > 2 * basis.shape[1]:
         return lambda x: basis @ (basis.mT @ x)
     gram = basis @ basis.mT
     return lambda x: gram @ x

@@ -23,7 +23,7 @@ from mergeway.core.ranks import team
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.extras import Data as Source
 from mergeway.fold.extras import Given, with_extras
-from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base, task_name
+from mergeway.fold.prepare import Arrival, prepare_arrival, prepare_base, task_name
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
@@ -245,9 +245,6 @@ class Trunk(TrunkView):
             raise OptionError(f"rule '{name}' uses no data; leave out --data and the objective")
         if request.data is None:
             return None, None, None
-        return None, None, self._task(base, request.data, request.head, arrival.task, heads.get(arrival.task))
-
-    def _task(
-        self, base: Base, data: str | Path, head: str | Path | None, task: str, own: Head | None = None
-    ) -> Source:
-        return partial(read_task, data, head, task, base.checkpoint, own, self._compute)
+        own = heads.get(arrival.task)
+        read = partial(read_task, request.data, request.head, arrival.task, base.checkpoint, own, self._compute)
+        return None, None, read
