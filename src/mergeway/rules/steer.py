@@ -86,6 +86,8 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         self, start: Params, flat: Directions, fit: Objective, steps: int, weight_rate: float
     ) -> tuple[Params, list[float]]:
         """Adam on the gains of all directions and on every weight that an arrival has moved."""
+        if not flat.names:  # every arrival so far is the base
+            return start, []
         gains = {n: g.requires_grad_() for n, g in flat.gains(0.0).items()}
         weights = {n: torch.zeros_like(start[n]).requires_grad_() for n in flat.names}
         groups = [{"params": [*gains.values()], "lr": self.rate}, {"params": [*weights.values()], "lr": weight_rate}]
