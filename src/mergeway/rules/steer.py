@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi, sqrt
+from math import sqrt
 
 import torch
-from torch import Tensor
 
 from mergeway.calibration.objective import Objective
 from mergeway.core.ranks import ALONE, Team
@@ -14,8 +13,7 @@ from mergeway.rules.directions import Directions
 from mergeway.rules.line_search import line_search
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-
-WARM_UP = 0.05  # share of the steps in which the rates rise
+from mergeway.rules.teach import teach
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,9 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     """Ψ_k = ψ_0 + R_{k−1} + σ̄·U diag(c) Vᵀ + D for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k; Ψ_1 = ψ_1.
 
     Other tensors have S/k for their one direction. The gains c start at c_0 = `shrink`·c*, c* = argmin L over one common gain,
-    D at 0; or, where that has the lower loss, at the mean of the arrivals. `steps` of Adam on batches of `batch` samples and
-    copies follow, the gains at `rate`, D at `weight_rate` of the root mean square of an arrival's update, both with a cosine's
-    decay. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on: R_k = `carry`·(R_{k−1} + taught).
+    D at 0. Then come `steps` of Adam for each task, `most` in all, on batches of `batch` samples and copies: the gains at `rate`,
+    D at `weight_rate` of the root mean square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What
+    was taught is carried on: R_k = `carry`·(R_{k−1} + taught).
 
     A fifth of the samples is held back. A fold that ends worse on it than it began keeps its start and carries nothing more.
     """
@@ -35,9 +33,9 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     paper = "mergeway's own; grown from ODE-M and Iso-C"
     slots = ("sum", "carried")
 
-    steps: int = 24
-    most: int = 192
-    batch: int = 128
+    steps: int = 48
+    most: int = 384
+    batch: int = 64
     rate: float = 0.1
     weight_rate: float = 0.1
     shrink: float = 0.78
@@ -71,54 +69,22 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         best, looks = line_search(lambda c: float(fit(flat.added(ground, flat.gains(c)))))
         start = flat.added(ground, flat.gains(self.shrink * best))
         steps = min(self.steps * at.step, self.most)
-        end, losses = self._teach(start, flat, fit, steps, self.weight_rate * size)
+        end, losses = teach(start, flat, fit, steps, self.batch, self.rate, self.weight_rate * size)
         with torch.no_grad():
             before, after = float(judge(start)), float(judge(end))
         if not after <= before:
             end = start
         taught = {n: carried[n] + (end[n] - start[n]) for n in base}
-        facts = {"update": size, "gradients": steps, "forwards": looks, "best": best, "scale": self.shrink * best}
+        facts = {"update": size, "steps": steps, "gradients": steps * self._share(objective)}
+        facts |= {"forwards": looks, "best": best, "scale": self.shrink * best}
         facts |= {"held_start": before, "held_end": after, "fell_back": float(not after <= before)}
         kept = {"sum": total, "carried": {n: self.carry * t for n, t in taught.items()}}
         return Merged(kept, end, facts, {"losses": losses})
 
-    def _teach(
-        self, start: Params, flat: Directions, fit: Objective, steps: int, weight_rate: float
-    ) -> tuple[Params, list[float]]:
-        """Adam on the gains of all directions and on every weight that an arrival has moved."""
-        if not flat.names:  # every arrival so far is the base
-            return start, []
-        gains = {n: g.requires_grad_() for n, g in flat.gains(0.0).items()}
-        weights = {n: torch.zeros_like(start[n]).requires_grad_() for n in flat.names}
-        groups = [{"params": [*gains.values()], "lr": self.rate}, {"params": [*weights.values()], "lr": weight_rate}]
-        adam = torch.optim.Adam(groups, eps=1e-12)
-        decay = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: _rate(step, steps))
-        losses: list[float] = []
-        for batch in fit.batches(steps, self.batch):
-            leaves = self._moved(start, flat, gains, weights)
-            for n in flat.names:
-                leaves[n].requires_grad_()
-            losses.append(fit.accumulate_batch(leaves, batch))
-            for n, gradient in flat.of_gains({n: _gradient(leaves[n]) for n in flat.names}).items():
-                gains[n].grad = gradient
-                weights[n].grad = _gradient(leaves[n])
-            adam.step()
-            decay.step()
-        return self._moved(start, flat, gains, weights), losses
-
-    def _moved(self, start: Params, flat: Directions, gains: Params, weights: Params) -> Params:
-        with torch.no_grad():
-            moved = flat.added(start, gains)
-            return {n: t + weights[n] if n in weights else t for n, t in moved.items()}
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _rate(step: int, steps: int) -> float:
-    """A short rise, then a cosine's fall to zero."""
-    return min(1.0, (step + 1) / max(1.0, WARM_UP * steps)) * 0.5 * (1 + cos(pi * step / max(1, steps)))
+    def _share(self, objective: Objective) -> float:
+        """What a batch costs against one gradient over all samples; a function of your own is all there is."""
+        samples = sum(len(task) for task in objective.tasks)
+        return self.batch / samples if samples else 1.0
 
 
 def _root_mean_square(base: Params, arrival: Params) -> float:
