@@ -123,10 +123,11 @@ def test_seen_tasks_share_the_samples_anew():
     assert float(two(PARAMS)) == float(direct(PARAMS))
 
 
-def test_halves_share_no_sample():
+def test_what_is_fitted_on_and_what_is_held_back_share_no_sample():
     objective = mw.Objective(linear, TASKS, size=60)
-    first, second = objective.halves()
-    for left, right, whole in zip(first.tasks, second.tasks, objective.tasks, strict=True):
+    fit, judge = objective.split()
+    for left, right, whole in zip(fit.tasks, judge.tasks, objective.tasks, strict=True):
+        assert len(right) == len(whole) // 5
         rows = torch.cat([left.inputs["x"], right.inputs["x"]])
         assert len(rows) == len(whole)
         assert {tuple(r.tolist()) for r in rows} == {tuple(r.tolist()) for r in whole.inputs["x"]}
@@ -312,11 +313,14 @@ def test_a_function_is_an_objective_without_tasks():
     for ask, what in (
         (lambda: loss.task_losses(PARAMS), "per-task losses"),
         (lambda: loss.accumulate_task(PARAMS, TASKS[0]), "per-task gradients"),
-        (lambda: loss.batches(1), "minibatches are drawn from samples"),
         (loss.newest, "give the task's data, not a function"),
     ):
         with pytest.raises(OptionError, match=what):
             ask()
+    # It has no samples to draw from or to hold back: every batch is the whole of it.
+    assert list(loss.batches(3)) == [[], [], []] and loss.split() == (loss, loss)
+    assert loss.taught([1.0], lambda: pytest.fail("asked"), always=True) is loss
+    assert loss.accumulate_batch({"w": PARAMS["w"].clone().requires_grad_()}, []) == pytest.approx(value)
     with pytest.raises(mw.MergewayError, match="must return one number as a tensor"):
         as_objective(lambda params: params["w"])(PARAMS)
 

@@ -1,4 +1,4 @@
-"""The rule `steer` against its page's equations in plain NumPy: full SVD, a search by hand, Adam written out."""
+"""The rule `steer` against its page's equations in plain NumPy: full SVD, Adam in two groups, and what is carried on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import torch
 from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, updates_of
 
 import mergeway as mw
+from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
 from mergeway.rules.line_search import line_search
+
+# Small numbers of the test's own; those of the rule are not what is tested here.
+OPTIONS = {"steps": 2, "most": 7, "rate": 0.1, "weight_rate": 0.1, "shrink": 0.8, "carry": 0.6}
 
 
 def loss_of(targets, weights):
@@ -25,103 +29,179 @@ def loss_of(targets, weights):
                 total = total + weight * (gap.square().mean() + 0.02 * gap.pow(4).mean())
         return total / sum(weights)
 
-    def numpy_loss(params):
-        value, grads = 0.0, {name: np.zeros_like(p) for name, p in params.items()}
+    def gradient(params):
+        grads = {name: np.zeros_like(p) for name, p in params.items()}
         for target, weight in zip(targets, weights, strict=True):
-            share = weight / sum(weights)
             for name, tensor in target.items():
                 gap = (params[name] - tensor.numpy()) / 0.02
-                value += share * float((gap**2).mean() + 0.02 * (gap**4).mean())
-                grads[name] += share * (2 * gap + 0.08 * gap**3) / gap.size / 0.02
-        return value, grads
+                grads[name] += weight / sum(weights) * (2 * gap + 0.08 * gap**3) / gap.size / 0.02
+        return grads
 
-    return torch_loss, numpy_loss
-
-
-def best_scale(value) -> float:
-    """Powers of 1.6, downhill from 1 until it rises or eight were looked at, then the vertex of the parabola."""
-    seen = {0: value(1.0), 1: value(1.6)}
-    direction = 1 if seen[1] < seen[0] else -1
-    j = 0
-    while len(seen) < 8:
-        if j + direction not in seen:
-            seen[j + direction] = value(1.6 ** (j + direction))
-        if seen[j + direction] >= seen[j]:
-            break
-        j += direction
-    if j - 1 in seen and j + 1 in seen:
-        a, b, c = seen[j - 1], seen[j], seen[j + 1]
-        return 1.6 ** (j + min(max((a - c) / (2 * (a - 2 * b + c)), -0.5), 0.5))
-    return 1.6**j
+    return torch_loss, gradient
 
 
-def steer_by_hand(base, deltas, weights, numpy_loss, steps, rate, shrink, carry):
-    """The deployed update after the last arrival."""
-    taught = {n: np.zeros_like(b) for n, b in base.items()}
-    for k in range(2, len(deltas) + 1):
-        ground = {n: base[n] + carry * taught[n] for n in base}
-        merged, flat = one_merge(ground, deltas[:k], weights[:k], numpy_loss, steps, rate, shrink)
-        # What the samples taught is all that the deployed update has beyond the flat one it started with.
-        taught = {n: merged[n] - base[n] - flat[n] for n in base}
-    return {n: merged[n] - base[n] for n in base}
+class Adam:
+    """Kingma and Ba's algorithm 1 on one tensor."""
+
+    def __init__(self, start):
+        self.at, self.first, self.second, self.t = start, np.zeros_like(start), np.zeros_like(start), 0
+
+    def step(self, gradient, rate):
+        self.t += 1
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.999 * self.second + 0.001 * gradient**2
+        first, second = self.first / (1 - 0.9**self.t), self.second / (1 - 0.999**self.t)
+        self.at = self.at - rate * first / (np.sqrt(second) + 1e-12)
 
 
-def one_merge(ground, deltas, weights, numpy_loss, steps, rate, shrink):
-    """The deployed model, and the flat update that it started with."""
-    k = len(deltas)
-    mean = {n: sum(w * d[n] for w, d in zip(weights, deltas, strict=True)) / sum(weights) for n in ground}
-    factors = {}
-    for name, m in mean.items():
-        if name in LINEAR:
-            u, sigma, vt = np.linalg.svd(k * m, full_matrices=False)
-            factors[name] = (sigma.mean() * u, vt)
+class Oracle:
+    """The stream as the page has it, one arrival after another, in float64.
 
-    def update(gains):
-        return {n: (factors[n][0] * gains[n]) @ factors[n][1] if n in factors else gains[n] * mean[n] for n in ground}
+    Where the line search ended, and whether a fold fell back, are taken as given; `start` and `end` say what that decided over.
+    """
 
-    def model(gains):
-        return {n: ground[n] + u for n, u in update(gains).items()}
+    def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry):
+        self.base, self.gradient = base, gradient
+        self.steps, self.most, self.rate, self.weight_rate = steps, most, rate, weight_rate
+        self.shrink, self.carry = shrink, carry
+        self.deltas, self.weights = [], []
+        self.carried = {n: np.zeros_like(b) for n, b in base.items()}
+        self.start = self.end = None
 
-    def common(c):
-        return {n: np.full(len(factors[n][1]) if n in factors else 1, c) for n in ground}
+    @property
+    def update(self):
+        """The mean over the arrivals of the root mean square of what each one moved."""
+        moved = [np.concatenate([d.ravel() for d in delta.values()]) for delta in self.deltas]
+        return np.mean([np.sqrt((m[m != 0] ** 2).mean()) for m in moved])
 
-    gains = common(shrink * best_scale(lambda c: numpy_loss(model(common(c)))[0]))
-    flat = update(gains)
-    first, second = ({n: np.zeros_like(g) for n, g in gains.items()} for _ in range(2))
-    for t in range(1, steps + 1):
-        _, grads = numpy_loss(model(gains))
-        for name, g in grads.items():
-            if name in factors:
-                u, vt = factors[name]
-                slope = np.einsum("ij,ij->j", u, g @ vt.T)
+    def add(self, delta, weight, best=None, fell_back=False):
+        """The deployed model after this arrival."""
+        self.deltas.append(delta)
+        self.weights.append(weight)
+        k = len(self.deltas)
+        if k == 1:
+            return {n: b + delta[n] for n, b in self.base.items()}
+        total, over = sum(self.weights), list(zip(self.weights, self.deltas, strict=True))
+        # S is k times the weighed mean; a flat spectrum for matrices, the mean itself for anything else.
+        self.factors, self.mean = {}, {}
+        for name in self.base:
+            s = k * sum(w * d[name] for w, d in over) / total
+            if not s.any():
+                continue
+            if name in LINEAR:
+                u, sigma, vt = np.linalg.svd(s, full_matrices=False)
+                self.factors[name] = (sigma.mean() * u, vt)
             else:
-                slope = np.array([(g * mean[name]).sum()])
-            first[name] = 0.9 * first[name] + 0.1 * slope
-            second[name] = 0.999 * second[name] + 0.001 * slope**2
-            corrected = first[name] / (1 - 0.9**t), second[name] / (1 - 0.999**t)
-            gains[name] = gains[name] - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-12)
-    return model(gains), flat
+                self.mean[name] = s / k
+        self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
+        self.end = self.taught(min(self.steps * k, self.most))
+        deployed = self.start if fell_back else self.end
+        self.carried = {n: self.carry * (self.carried[n] + deployed[n] - self.start[n]) for n in self.base}
+        return deployed
+
+    def flat(self, name, gains):
+        if name in self.factors:
+            u, vt = self.factors[name]
+            return (u * gains) @ vt
+        return gains * self.mean[name] if name in self.mean else 0.0
+
+    def taught(self, steps):
+        moving = [*self.factors, *self.mean]
+        gains = {n: Adam(np.zeros(len(self.factors[n][1]) if n in self.factors else 1)) for n in moving}
+        weights = {n: Adam(np.zeros_like(self.base[n])) for n in moving}
+
+        def model():
+            moved = {n: self.start[n] + self.flat(n, gains[n].at) + weights[n].at for n in moving}
+            return self.start | moved
+
+        for t in range(steps):
+            decay = min(1.0, (t + 1) / max(1.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
+            for name, g in self.gradient(model()).items():
+                if name in self.factors:
+                    u, vt = self.factors[name]
+                    gains[name].step(np.einsum("ij,ij->j", u, g @ vt.T), decay * self.rate)
+                elif name in self.mean:
+                    gains[name].step(np.array([(g * self.mean[name]).sum()]), decay * self.rate)
+                if name in moving:
+                    weights[name].step(g, decay * self.weight_rate * self.update)
+        return model()
+
+
+def in_numpy(params):
+    return {n: t.numpy() for n, t in params.items()}
+
+
+def compare(s, weights, options, objective=None):
+    """Every fold of the stream against the oracle; the facts of each."""
+    torch_loss, gradient = loss_of(s.arrivals, weights)
+    oracle = Oracle(in_numpy(s.base), gradient, **options)
+    found = []
+    for step, delta, weight in zip(
+        fold_steps(s.base, s.arrivals, mw.rules.Steer(**options), weights, objective or torch_loss),
+        s.deltas,
+        weights,
+        strict=True,
+    ):
+        facts = dict(step.at.facts)
+        expected = oracle.add(delta, weight, facts.get("best"), bool(facts.get("fell_back")))
+        assert facts["update"] == pytest.approx(oracle.update, rel=1e-9)
+        wanted = {n: expected[n] - oracle.base[n] for n in expected}
+        assert relative_error(updates_of(s.base, step.params), wanted) < 1e-6
+        found.append(facts)
+    return found
+
+
+# --- the equations ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [UNIFORM, WEIGHTED], ids=["uniform", "weighted"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"steps": 3, "rate": 0.3, "shrink": 1.0, "carry": 1.0}, {"steps": 4, "carry": 0.0}, {"steps": 0}],
+    [
+        {},
+        {"carry": 1.0, "shrink": 1.0},
+        {"carry": 0.0, "rate": 0.3},
+        {"rate": 0.0},
+        {"weight_rate": 0.0},
+        {"steps": 9, "most": 30},
+        {"steps": 0},
+    ],
     ids=str,
 )
 def test_agrees_with_the_equations(weights, options):
     s = make_stream(11, dtype=torch.float64)
-    torch_loss, numpy_loss = loss_of(s.arrivals, weights)
-    merged = mw.merge(s.base, s.arrivals, "steer", weights, torch_loss, **options)
-    settings = {"steps": 15, "rate": 0.1, "shrink": 0.78, "carry": 0.5} | options
-    base = {n: t.numpy() for n, t in s.base.items()}
-    expected = steer_by_hand(base, s.deltas, weights, numpy_loss, **settings)
-    assert relative_error(updates_of(s.base, merged), expected) < 1e-6
+    facts = compare(s, weights, OPTIONS | options)
+    counts = [min((OPTIONS | options)["steps"] * k, (OPTIONS | options)["most"]) for k in range(2, 6)]
+    assert [f["gradients"] for f in facts[1:]] == counts
 
 
-@pytest.mark.parametrize(("carry", "merges"), [(0.5, 2), (0.0, 2)])
-def test_takes_as_many_gradients_as_it_says(carry, merges):
-    """Fifteen a merge; where nothing is carried on, a stream in one go merges at its end only, which gives the same bits."""
+def test_a_tensor_that_no_arrival_moved_stays():
+    s = make_stream(13, count=3, dtype=torch.float64)
+    name = "model.layers.0.up.weight"
+    for arrival in s.arrivals:
+        arrival[name] = s.base[name].clone()
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
+    merged = mw.merge(s.base, s.arrivals, "steer", objective=torch_loss, **OPTIONS)
+    assert torch.equal(merged[name], s.base[name])
+    assert not torch.equal(merged["head.weight"], s.base["head.weight"])
+
+
+def test_the_first_arrival_is_taken_whole():
+    s = make_stream(12, count=2)
+    asked = 0
+
+    def counting(params):
+        nonlocal asked
+        asked += 1
+        return params["head.weight"].square().sum()
+
+    first, *_ = fold_steps(s.base, s.arrivals[:1], mw.rules.Steer(**OPTIONS), objective=counting)
+    assert asked == 0
+    assert all(torch.equal(first.params[n], t) for n, t in s.arrivals[0].items())
+
+
+@pytest.mark.parametrize("carry", [0.0, 0.6, 1.0])
+def test_takes_as_many_gradients_as_it_says(carry):
     s = make_stream(12, count=3)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
     backward = 0
@@ -132,12 +212,107 @@ def test_takes_as_many_gradients_as_it_says(carry, merges):
         backward += value.requires_grad
         return value
 
-    rule = mw.rules.Steer(carry=carry)
-    *_, last = fold_steps(s.base, s.arrivals, rule, objective=counting)
-    assert backward == 15 * 2
-    whole = mw.merge(s.base, s.arrivals, rule, objective=counting)
-    assert backward == 15 * (2 + merges)
+    options = OPTIONS | {"carry": carry, "steps": 2, "most": 5}
+    *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**options), objective=counting)
+    assert backward == 4 + 5
+    whole = mw.merge(s.base, s.arrivals, "steer", objective=counting, **options)
+    assert backward == 2 * (4 + 5)
     assert all(torch.equal(whole[n], last.params[n]) for n in whole)
+
+
+def test_equal_weights_of_any_size_are_the_unweighted_rule():
+    s = make_stream(14, count=3, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
+    one, three = (mw.merge(s.base, s.arrivals, "steer", [w] * 3, torch_loss, **OPTIONS) for w in (1.0, 3.0))
+    assert relative_error(updates_of(s.base, three), updates_of(s.base, one)) < 1e-9
+
+
+def test_zero_updates_give_the_base():
+    s = make_stream(15, count=1)
+    merged = mw.merge(s.base, [s.base, s.base], "steer", objective=loss_of([s.base], [1.0])[0], **OPTIONS)
+    assert all(torch.equal(merged[n], t) for n, t in s.base.items())
+
+
+# --- the samples that are held back -----------------------------------------------------------------------------------
+
+
+class Disagreeing(FunctionObjective):
+    """A function to fit on, and another one to judge by at some of the folds."""
+
+    def __init__(self, fit, judge, folds):
+        super().__init__(fit)
+        self._judge, self._folds, self._split = FunctionObjective(judge), folds, 1
+
+    def split(self):
+        self._split += 1
+        return self, (self._judge if self._split in self._folds else self)
+
+
+def far_from_flat(s):
+    """Low where all that is there is the flat start: the worse the more the model is taught."""
+
+    def judge(params):
+        total = 0.0
+        for name in LINEAR:
+            spectrum = torch.linalg.svdvals((params[name] - s.base[name]).double())
+            total = total + (spectrum / spectrum.mean() - 1).square().sum()
+        return total
+
+    return judge
+
+
+@pytest.mark.parametrize("carry", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("folds", [{2, 3, 4}, {3}, set()], ids=str)
+def test_a_fold_that_ends_worse_on_what_was_held_back_keeps_its_start(carry, folds):
+    s = make_stream(16, count=4, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
+
+    def judge(params):  # any step away from any start is worse
+        judge.calls += 1
+        return torch.tensor(float(judge.calls))
+
+    judge.calls = 0
+    options = OPTIONS | {"carry": carry}
+    facts = compare(s, [1.0] * 4, options, Disagreeing(torch_loss, judge, folds))
+    assert {k for k, f in enumerate(facts, 1) if f.get("fell_back")} == folds
+    for f in facts[1:]:
+        assert (f["held_end"] > f["held_start"]) == bool(f["fell_back"])
+        assert f["scale"] == pytest.approx(options["shrink"] * f["best"])
+
+
+def test_a_real_disagreement_falls_back_to_the_flat_spectrum():
+    """The held-back samples want a flat spectrum, which teaching leaves."""
+    s = make_stream(17, count=2, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+    objective = Disagreeing(torch_loss, far_from_flat(s), {2})
+    *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), objective=objective)
+    assert last.at.facts["fell_back"] == 1.0
+    assert float(far_from_flat(s)(last.params)) < 1e-12
+
+
+def test_a_loss_that_is_no_number_on_what_was_held_back_falls_back():
+    s = make_stream(18, count=2, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+    values = iter([torch.tensor(1.0), torch.tensor(math.nan)])
+    facts = compare(s, [1.0] * 2, OPTIONS, Disagreeing(torch_loss, lambda params: next(values), {2}))
+    assert facts[-1]["fell_back"] == 1.0
+
+
+def test_nothing_is_carried_on_from_a_stream_that_always_fell_back():
+    """With every fold at its start, the third is what it would be without the second's teaching, whatever is carried."""
+    s = make_stream(19, count=3, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
+    count = iter(range(100))
+    ends = []
+    for carry in (0.0, 1.0):
+        objective = Disagreeing(torch_loss, lambda params: torch.tensor(float(next(count))), {2, 3})
+        rule = mw.rules.Steer(**(OPTIONS | {"carry": carry}))
+        *_, last = fold_steps(s.base, s.arrivals, rule, objective=objective)
+        ends.append(last.params)
+    assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
+
+
+# --- the length of the start ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lowest", [0.03, 0.2, 0.9, 1.0, 1.2, 3.0, 30.0])

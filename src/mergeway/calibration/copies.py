@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
+
+# What a copy is drawn by, whatever else is copied: the key of its task, its row, its number.
+Name = tuple[int, int, int]
 
 SHIFT = 14  # a picture moves by up to one part in so many of its side: two pixels of 28
 LEAST_SHARE = 0.5  # of the own picture in a mixed one
@@ -24,18 +28,13 @@ def copy_rows(
     inputs: Mapping[str, Tensor], rows: Sequence[int], numbers: Sequence[int], seed: str
 ) -> dict[str, Tensor]:
     """Copy `numbers[i]` of row `rows[i]`, for every i; other inputs than pictures and texts come back as they are."""
-    draws = [_draws(seed, row, number) for row, number in zip(rows, numbers, strict=True)]
+    key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
+    named = [(key, row, number) for row, number in zip(rows, numbers, strict=True)]
     if "images" in inputs:
-        return {"images": _copy_images(inputs["images"], rows, draws)}
+        return {"images": _copy_images(inputs["images"], named)}
     if "input_ids" in inputs and "attention_mask" in inputs:
-        return _copy_texts(inputs, rows, draws)
+        return _copy_texts(inputs, named)
     return {name: tensor[list(rows)] for name, tensor in inputs.items()}
-
-
-def _draws(seed: str, row: int, number: int) -> np.random.Generator:
-    """The random numbers of one copy, whatever else is copied."""
-    key = hashlib.sha256(seed.encode()).digest()[:8]
-    return np.random.default_rng([int.from_bytes(key, "little"), row, number])
 
 
 def _other(draw: np.random.Generator, row: int) -> int:
@@ -43,37 +42,52 @@ def _other(draw: np.random.Generator, row: int) -> int:
     return int(draw.integers(0, max(row, 1)))
 
 
-def _copy_images(images: Tensor, rows: Sequence[int], draws: Sequence[np.random.Generator]) -> Tensor:
+@lru_cache(1 << 16)  # the same copies come back in many batches, and a generator costs more than a picture
+def _change(name: Name, most: int) -> tuple[int, int, float, int]:
+    """How far a picture moves down and to the right, what it keeps of itself, and which one it is mixed with."""
+    draw = np.random.default_rng(name)
+    down, right = (int(v) for v in draw.integers(-most, most + 1, 2))
+    return down, right, draw.uniform(LEAST_SHARE, 1.0), _other(draw, name[1])
+
+
+def _copy_images(images: Tensor, names: Sequence[Name]) -> Tensor:
     """Shifted, then mixed with another picture of the task, the own one keeping at least half."""
-    most = max(1, images.shape[1] // SHIFT)
-    copies: list[Tensor] = []
-    for row, draw in zip(rows, draws, strict=True):
-        down, right = (int(v) for v in draw.integers(-most, most + 1, 2))
-        share = draw.uniform(LEAST_SHARE, 1.0)
-        own = torch.roll(images[row], (down, right), (0, 1)).float()
-        copies.append((share * own + (1 - share) * images[_other(draw, row)].float()).round().to(images.dtype))
-    return torch.stack(copies)
+    _, height, width, channels = images.shape
+    changes = [_change(name, max(1, height // SHIFT)) for name in names]
+    down, right, share, other = (np.array(column) for column in zip(*changes, strict=True))
+    lines = np.array([row for _, row, _ in names])[:, None] * height + (np.arange(height) - down[:, None]) % height
+    own = images.reshape(-1, width, channels)[torch.from_numpy(lines)]
+    for columns in np.unique(right):
+        those = torch.from_numpy(right == columns)
+        own[those] = own[those].roll(int(columns), 2)
+    kept, lent = (torch.from_numpy(s).float().view(-1, 1, 1, 1) for s in (share, 1 - share))
+    mixed = own.float().mul_(kept).add_(images[torch.from_numpy(other)].float().mul_(lent))
+    return mixed.round_().to(images.dtype)
 
 
-def _copy_texts(
-    inputs: Mapping[str, Tensor], rows: Sequence[int], draws: Sequence[np.random.Generator]
-) -> dict[str, Tensor]:
+def _copy_texts(inputs: Mapping[str, Tensor], names: Sequence[Name]) -> dict[str, Tensor]:
     """Some tokens left out; every other copy goes on with the end of another text. The first and last token stay."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    empty = ids[~mask]
-    pad = int(empty[0]) if len(empty) else 0
-    copied = torch.full((len(rows), ids.shape[1]), pad, dtype=ids.dtype)
-    seen = torch.zeros_like(copied)
-    for place, (row, draw) in enumerate(zip(rows, draws, strict=True)):
-        first, *body, last = ids[row][mask[row]].tolist() if int(mask[row].sum()) > 2 else (None, None)
-        if first is None:
-            tokens = ids[row][mask[row]].tolist()
-        else:
+    copied = torch.zeros(len(names), ids.shape[1], dtype=ids.dtype)
+    seen = torch.zeros(len(names), ids.shape[1], dtype=inputs["attention_mask"].dtype)
+    for place, name in enumerate(names):
+        row, draw = name[1], np.random.default_rng(name)
+        tokens: list[int] = ids[row][mask[row]].tolist()
+        if len(tokens) > 2:
+            first, *body, last = tokens
             kept = [token for token in body if draw.random() >= DROPPED] or body
             if draw.random() < SPLICED:
-                other = ids[_other(draw, row)][mask[_other(draw, row)]].tolist()[1:-1]
-                kept = kept[: max(1, round(len(kept) * draw.uniform(0.5, 1.0)))] + other[len(other) // 2 :]
+                other = _other(draw, row)
+                end: list[int] = ids[other][mask[other]].tolist()[1:-1]
+                kept = kept[: max(1, round(len(kept) * draw.uniform(0.5, 1.0)))] + end[len(end) // 2 :]
             tokens = [first, *kept[: ids.shape[1] - 2], last]
+        # Only what came before may say what padding is, or a copy would change with what follows.
+        copied[place] = _padding(ids[: row + 1], mask[: row + 1])
         copied[place, : len(tokens)] = torch.tensor(tokens, dtype=ids.dtype)
         seen[place, : len(tokens)] = 1
-    return {"input_ids": copied, "attention_mask": seen.to(inputs["attention_mask"].dtype)}
+    return {"input_ids": copied, "attention_mask": seen}
+
+
+def _padding(ids: Tensor, mask: Tensor) -> int:
+    empty = ids[~mask]
+    return int(empty[0]) if len(empty) else 0

@@ -32,6 +32,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def divergence(logits: Tensor, answers: Tensor) -> Tensor:
     """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's."""
+    if logits.shape[-1] != answers.shape[-1]:
+        raise OptionError(
+            f"the arrival answered for {answers.shape[-1]} classes, but the head has {logits.shape[-1]}; a task keeps the head it came with"
+        )
     logits, answers = logits.float(), answers.to(logits.device).float()
     log_p = answers.log_softmax(-1)
     return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1)

@@ -215,7 +215,8 @@ class SampleObjective:
         total = 0.0
         with placed(params, self.compute.where) as here:
             for loss in batch_losses(self.predict, here, batch, self.shares, self.batch):
-                torch.autograd.backward(loss)
+                if loss.requires_grad:
+                    torch.autograd.backward(loss)
                 total += float(loss.detach())
         return total
 

@@ -87,6 +87,12 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
         if len(rows) != len(samples):
             raise OptionError(f"{where}: {len(rows)} rows of '{name}' for {len(samples)} labels")
     count = len(samples.head) if isinstance(samples.head, Tensor) else classes
+    if samples.answers is not None and len(samples.answers) != len(samples):
+        raise OptionError(f"{where}: answers to {len(samples.answers)} samples for {len(samples)} labels")
+    if samples.answers is not None and count is not None and samples.answers.shape[-1] != count:
+        raise OptionError(
+            f"{where}: the arrival answered for {samples.answers.shape[-1]} classes, but the head has {count}; a task keeps the head it came with"
+        )
     if samples.labels.ndim > 1:  # tokens: each is a class, and masked ones are negative
         if not bool((samples.labels[:, 1:] != MASKED).any()):
             raise OptionError(f"{where}: every token is masked, so there is nothing to predict")

@@ -69,14 +69,12 @@ class Folder:
         """Whose samples the fold asks about."""
         return "nothing"
 
-    @property
-    def teaches(self) -> bool:
-        """Whether an arrival is asked about its samples even where they have labels."""
-        return isinstance(self.rule, WantsAnswers)
-
-    def arrived(self, arrival: Arrival) -> dict[str, Tensor]:
-        """The tensors of an arrival, as the model is run with them."""
-        return {name: arrival.read(name) for name in self.base.merged_infos}
+    def ask(self, objective: Objective | None, weights: Sequence[float], arrival: Arrival) -> Objective | None:
+        """The objective with the arrival's answers, the last of those with these weights, where the rule needs them."""
+        if objective is None or self.asks != "tasks":
+            return objective
+        always = isinstance(self.rule, WantsAnswers)  # even where the samples have labels
+        return objective.taught(weights, lambda: {n: arrival.read(n) for n in self.base.merged_infos}, always)
 
     def fold(
         self,

@@ -185,13 +185,15 @@ class _Prepared:
         self, pool: Executor, outlet: InMemory | OnDisk, after: tuple[Fold, Checkpoint] | None = None
     ) -> Iterator[Folded]:
         """Every fold, or those behind the step `after`."""
-        standing = None
-        if after is not None:
-            weights = tuple(a.weight for a in self.arrivals[: after[0].step])
-            standing = Standing(*after, weights)
         folder = folder_of(self.rule, self.base, pool, self.progress, team())
-        left = self.arrivals[after[0].step if after else 0 :]
-        return fold_stream(folder, left, outlet, self.objective, standing)
+        if after is None:
+            return fold_stream(folder, self.arrivals, outlet, self.objective)
+        done, left = self.arrivals[: after[0].step], self.arrivals[after[0].step :]
+        weights = tuple(a.weight for a in done)
+        objective = self.objective
+        for k, arrival in enumerate(done, 1):  # a state holds no answers, but the arrivals are there to be asked again
+            objective = folder.ask(objective, weights[:k], arrival)
+        return fold_stream(folder, left, outlet, objective, Standing(*after, weights))
 
 
 def _prepare(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from mergeway.calibration.objective import Objective
@@ -75,10 +74,8 @@ def fold_stream(
     for number, group in enumerate(groups, 1):
         last = number == len(groups)
         weights = (*standing.weights, *(arrival.weight for arrival in group))
-        seen = None
-        if objective is not None and folder.asks == "tasks":
-            objective = objective.taught(weights, partial(folder.arrived, group[-1]), always=folder.teaches)
-            seen = objective.seen(len(weights), weights)
+        objective = folder.ask(objective, weights, group[-1])
+        seen = objective.seen(len(weights), weights) if objective is not None and folder.asks == "tasks" else None
         model = outlet.model(folder.base.checkpoint.infos) if last or outlet.every else None
         wanted = outlet.keeps or not last or folder.reads_back
         kept = outlet.state(folder.state_infos()) if wanted else None
