@@ -224,11 +224,6 @@ def with_head(params: Params, head: Head) -> Params:
     return {**params, **head} if isinstance(head, Mapping) else params
 
 
-def classes_of(head: Mapping[str, Tensor]) -> int | None:
-    """How many classes a head of named tensors tells apart: the rows of its smallest matrix."""
-    return min((len(t) for t in head.values() if t.ndim == 2), default=None)
-
-
 def _longest(config: Mapping[str, Any], most: int) -> int:
     return min(int(config.get("max_position_embeddings") or config.get("n_positions") or most), most)
 
