@@ -136,10 +136,10 @@ def test_gpt_stream(gpt, tmp_path, rule):
         assert [row["task"] for row in trunk.memory()["tasks"]] == list(TOPICS)
     trunk.export(tmp_path / "whole")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
-    # The loss that transformers computes itself on the same blocks is the objective's.
+    # The loss that transformers computes itself on the same texts is the objective's.
     for task in TOPICS:
         samples = task_data(str(gpt / f"{task}.jsonl"), None, task, gpt / "base")[1]
-        theirs = whole(input_ids=samples.inputs["input_ids"], labels=samples.labels).loss
+        theirs = whole(**samples.inputs, labels=samples.labels).loss
         assert theirs.item() == pytest.approx(after[task], rel=1e-5)
     done = trunk.export_lora(tmp_path / "adapter", 16)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(gpt / "base"), tmp_path / "adapter")
@@ -197,15 +197,14 @@ def test_heads_follow_the_journal(bert, tmp_path):
 def test_chats_and_prompts_are_masked(gpt, tmp_path):
     model = make_model(gpt / "base", kind_of(gpt / "base"))
     rows = [
-        {"prompt": "the oak", "completion": "sees a deer"},
+        {"prompt": "the oak", "completion": " sees a deer"},
         {"messages": [{"role": "user", "content": "the oak"}, {"role": "assistant", "content": "sees moss"}]},
     ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     samples = task_data(str(tmp_path / "d.jsonl"), None, "t", gpt / "base")[1]
-    judged = [int(i) for i, y in zip(samples.inputs["input_ids"][0], samples.labels[0], strict=True) if y >= 0]
-    words = model.tokenizer.convert_ids_to_tokens(judged)
-    assert words == ["sees", "a", "deer", "<end>", "sees", "moss", "<end>"]
-    assert samples.labels.shape == (1, 32)
+    judged = [model.tokenizer.convert_ids_to_tokens([i for i in row.tolist() if i >= 0]) for row in samples.labels]
+    assert judged == [["sees", "a", "deer"], ["sees", "moss"]]
+    assert samples.labels.shape == (2, 6)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,15 @@ from mergeway.errors import CheckpointError, OptionError
 
 
 def fisher_oracle(deltas, moments, weights, lam):
-    """Eq. 4 with θ written as base + δ; entries where nobody has a moment get the weighted mean."""
+    """Eq. 4 with θ written as base + δ; entries where nobody has a moment get the weighted mean.
+
+    A number λ is tilted by the weight against the mean weight before it, so that equal weights give the paper's.
+    """
     theta, v, total, made = {}, {}, 0.0, []
     for k, (delta, moment, weight) in enumerate(zip(deltas, moments, weights, strict=True)):
-        total += weight
-        share = weight / total if lam == "utility" else lam
+        before, total = total, total + weight
+        tilt = weight / (before / k) if k else 1.0
+        share = weight / total if lam == "utility" else lam * tilt / (lam * tilt + 1 - lam)
         for n in delta:
             if n not in moment:
                 theta[n] = delta[n] if k == 0 else theta[n] * (1 - weight / total) + delta[n] * (weight / total)
@@ -72,6 +76,18 @@ def test_fisher_agrees_with_equation_4(lam, weights):
             stream.base, stream.arrivals[:k], "fisher", weights[:k], moments=as_tensors(moments)[:k], lam=lam
         )
         assert relative_error(updates_of(stream.base, merged), expected[k - 1]) <= 1e-5
+
+
+def test_a_weight_tilts_lambda_and_equal_weights_do_not():
+    stream = make_stream(11, count=2)
+    ones = [{n: torch.ones_like(t) for n, t in stream.base.items()}] * 2
+    made = {
+        w: mergeway.merge(stream.base, stream.arrivals, "fisher", w, moments=ones) for w in ((1, 1), (7, 7), (1, 50))
+    }
+    assert all(torch.equal(made[1, 1][n], made[7, 7][n]) for n in stream.base)
+    for weights, lam in (((1, 1), 0.4), ((1, 50), 0.4 * 50 / (0.4 * 50 + 0.6))):
+        expected = {n: (1 - lam) * stream.deltas[0][n] + lam * stream.deltas[1][n] for n in stream.base}
+        assert relative_error(updates_of(stream.base, made[weights]), expected) <= 1e-5
 
 
 def test_a_tensor_larger_than_a_block():

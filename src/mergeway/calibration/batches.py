@@ -66,5 +66,5 @@ def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[
 
 def _losses(logits: Tensor, rows: Samples) -> Tensor:
     if rows.answers is not None:
-        return divergence(logits, rows.answers[:, 0])
+        return divergence(logits, rows.answers[:, 0], rows.mask)
     return cross_entropy(logits, rows.labels)[None] * len(rows)

@@ -1,14 +1,19 @@
-"""Text for a causal language model: plain documents, prompts with completions, or chats, packed into blocks of equal length."""
+"""Text for a causal language model: plain documents, prompts with completions, or chats, one document a row.
+
+Text is tokenised as the tokenizer does by default, so it begins with a begin token where the tokenizer writes one, and ends with
+an end token only where the text or the chat template has it. No row sees another.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mergeway.calibration.lines import as_object, parse_object, read_lines
-from mergeway.calibration.samples import MASKED, Samples, check_samples
+from mergeway.calibration.samples import MASKED, Samples
 from mergeway.errors import OptionError
 from mergeway.model.kinds import CausalLM
 
@@ -17,36 +22,32 @@ Document = tuple[list[int], list[bool]]
 
 
 def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
-    """The blocks of a JSON lines file; each line has `text`, or `prompt` and `completion`, or `messages`."""
+    """The documents of a JSON lines file; each line has `text`, or `prompt` and `completion`, or `messages`."""
     documents = [
         _document(f"{path}, line {k}", line, model.tokenizer) for k, line in enumerate(read_lines(path), 1) if line
     ]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
-    samples = pack(documents, model.max_length, model.tokenizer.eos_token_id, task)
-    check_samples(samples, str(path))
-    return samples
+    cut = [(ids[: model.max_length], judged[: model.max_length]) for ids, judged in documents]
+    # A document in which nothing is judged, such as a prompt that leaves no room for its completion, would only cost a pass.
+    useful = [(ids, judged) for ids, judged in cut if any(judged[1:])]
+    if not useful:
+        raise OptionError(
+            f"{path}: there is nothing to predict within {model.max_length} tokens; a document needs two tokens, and a completion must begin before"
+        )
+    return padded(useful, model.padding, task)
 
 
-def pack(documents: list[Document], length: int, end: int | None, task: str) -> Samples:
-    """Documents one after the other, cut into blocks; nobody is asked for the first token of a document.
-
-    Each document ends with the end token, if there is one. The last block is filled up with tokens that are not judged, and
-    which nothing before them sees.
-    """
-    ids: list[int] = []
-    labels: list[int] = []
-    for tokens, judged in documents:
-        tokens, judged = ([*tokens, end], [*judged, judged[-1]]) if end is not None else (tokens, judged)
-        ids += tokens
-        labels += [MASKED, *(t if j else MASKED for t, j in zip(tokens[1:], judged[1:], strict=True))]
-    short = -len(ids) % length
-    ids += [end if end is not None else 0] * short
-    labels += [MASKED] * short
-    blocks, judged_ids = torch.tensor(ids).view(-1, length), torch.tensor(labels).view(-1, length)
-    # A block in which nothing is judged, such as the middle of a long prompt, would only cost a pass.
-    useful = (judged_ids[:, 1:] != MASKED).any(1)
-    return Samples(task, {"input_ids": blocks[useful]}, judged_ids[useful])
+def padded(documents: Sequence[Document], padding: int, task: str) -> Samples:
+    """One document a row, filled up on the right; padding is neither seen nor judged."""
+    length = max(len(ids) for ids, _ in documents)
+    inputs = torch.full((len(documents), length), padding)
+    mask, labels = torch.zeros_like(inputs), torch.full_like(inputs, MASKED)
+    for row, (ids, judged) in enumerate(documents):
+        inputs[row, : len(ids)] = torch.tensor(ids)
+        mask[row, : len(ids)] = 1
+        labels[row, : len(ids)] = torch.tensor([i if j else MASKED for i, j in zip(ids, judged, strict=True)])
+    return Samples(task, {"input_ids": inputs, "attention_mask": mask}, labels)
 
 
 def _document(where: str, line: str, tokenizer: Any) -> Document:
@@ -56,13 +57,23 @@ def _document(where: str, line: str, tokenizer: Any) -> Document:
             ids = _ids(tokenizer, row["text"])
             return ids, [True] * len(ids)
         if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str) and row["completion"]:
-            prompt, answer = _ids(tokenizer, row["prompt"]), _ids(tokenizer, row["completion"])
-            return prompt + answer, [False] * len(prompt) + [True] * len(answer)
+            return _completed(row["prompt"], row["completion"], tokenizer)
         if isinstance(row.get("messages"), list) and row["messages"]:
             return _chat(where, row["messages"], tokenizer)
     raise OptionError(
         f"{where}: expected an object with a non-empty 'text', or 'prompt' and 'completion', or a list 'messages'"
     )
+
+
+def _completed(prompt: str, completion: str, tokenizer: Any) -> Document:
+    """A prompt and what follows it as one text; a token that reaches from one into the other is judged."""
+    ids = _ids(tokenizer, prompt + completion)
+    given = 0
+    for own, whole in zip(_ids(tokenizer, prompt), ids, strict=False):
+        if own != whole:
+            break
+        given += 1
+    return ids, [False] * given + [True] * (len(ids) - given)
 
 
 def _chat(where: str, messages: list[Any], tokenizer: Any) -> Document:
@@ -99,8 +110,9 @@ def _templated(where: str, messages: list[Any], tokenizer: Any, opens: bool = Fa
         raise OptionError(
             f"{where}: the chat template failed ({' '.join(str(problem).split())[:120]}); give 'prompt' and 'completion' instead"
         ) from None
-    return _ids(tokenizer, text)
+    # A template writes every special token itself.
+    return _ids(tokenizer, text, add_special_tokens=False)
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _ids(tokenizer: Any, text: str, **options: bool) -> list[int]:
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])

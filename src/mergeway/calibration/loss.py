@@ -30,15 +30,19 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def divergence(logits: Tensor, answers: Tensor) -> Tensor:
-    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's."""
+def divergence(logits: Tensor, answers: Tensor, mask: Tensor | None = None) -> Tensor:
+    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's; of tokens, the mean over those in the mask."""
     if logits.shape[-1] != answers.shape[-1]:
         raise OptionError(
             f"the arrival answered for {answers.shape[-1]} classes, but the head has {logits.shape[-1]}; a task keeps the head it came with"
         )
     logits, answers = logits.float(), answers.to(logits.device).float()
     log_p = answers.log_softmax(-1)
-    return (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1)
+    found = (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1)
+    if found.ndim == 1 or mask is None:
+        return found
+    keep = mask.to(found)
+    return (found * keep).sum(-1) / keep.sum(-1)
 
 
 def targets(samples: Samples) -> int:

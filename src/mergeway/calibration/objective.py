@@ -177,7 +177,7 @@ class SampleObjective:
         return (
             cross_entropy(logits, rows.labels)
             if rows.answers is None
-            else divergence(logits, rows.answers[:, 0]).mean()
+            else divergence(logits, rows.answers[:, 0], rows.mask).mean()
         )
 
     def task_loss(self, params: Params, task: Samples) -> Tensor:

@@ -66,8 +66,11 @@ class Samples:
         used = int(mask.any(0).nonzero().max()) + 1 if bool(mask.any()) else 1
         if used == mask.shape[1]:
             return self
-        labels = self.labels[:, :used] if self.labels.ndim > 1 else self.labels
-        return replace(self, inputs={k: in_memory(v)[:, :used] for k, v in self.inputs.items()}, labels=labels)
+        inputs = {k: in_memory(v)[:, :used] for k, v in self.inputs.items()}
+        if self.labels.ndim == 1:
+            return replace(self, inputs=inputs)
+        answers = None if self.answers is None else self.answers[:, :, :used]  # one for every token
+        return replace(self, inputs=inputs, labels=self.labels[:, :used], answers=answers)
 
     def loaded(self) -> Samples:
         """The same examples with all inputs in memory; those of a large dataset are read only when looked at."""

@@ -24,7 +24,7 @@ def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[
     leaves = {n: p.requires_grad_() for n, p in compute.put(wide).items()}
     squares = {n: torch.zeros_like(p, requires_grad=False) for n, p in leaves.items()}
     for i in range(len(samples)):
-        row = samples.rows(slice(i, i + 1))
+        row = samples.rows(slice(i, i + 1)).trimmed()
         loss = cross_entropy(predict(leaves, row.inputs, row.head), row.labels)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = cast("Sequence[Tensor | None]", found)

@@ -14,9 +14,10 @@ from mergeway.calibration.documents import read_documents
 from mergeway.calibration.readers import read_data, read_head
 from mergeway.calibration.samples import Samples
 from mergeway.calibration.suite import SuiteData, is_suite
+from mergeway.checkpoint.heads import classes_of
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
-from mergeway.model.kinds import CausalLM, classes_of, kind_of, make_model
+from mergeway.model.kinds import CausalLM, kind_of, make_model
 from mergeway.model.model import Encoder, Model
 
 

@@ -26,6 +26,8 @@ from mergeway.errors import CheckpointError, OptionError
 DESCRIPTION, TENSORS = "heads.json", "heads.safetensors"
 # What transformers calls the layers that make a model a classifier.
 CLASSIFIERS = r"^(classifier|score|pre_classifier|classification_head)\."
+# The layers among them that give the answer; others, such as `pre_classifier` and `dense`, come before it.
+_ANSWERS = re.compile(r"(^|\.)(classifier|score|out_proj)\.weight$")
 _LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 
 
@@ -118,11 +120,29 @@ class _Headed:
         return self._head.tensors[name] if name in self._head.tensors else self._model.read(name)
 
 
+def classes_of(head: Mapping[str, Tensor]) -> int | None:
+    """How many classes a head of named tensors tells apart: the rows of its last matrix."""
+    matrices = {n: t for n, t in head.items() if t.ndim == 2}
+    last = {n: t for n, t in matrices.items() if _ANSWERS.search(n)} or matrices
+    return min((len(t) for t in last.values()), default=None)
+
+
 def label_config(directory: Path, head: Head) -> None:
-    """Let an exported config speak of the labels of the head that is in the model."""
+    """Let an exported config speak of the labels of the head that is in the model, as many as the head has rows.
+
+    A config that says nothing of labels means two without names, so nothing of the base's may stay.
+    """
     config = directory / "config.json"
-    if config.exists() and head.labels:
-        replace_text(config, json.dumps({**read_json(config, "the config"), **head.labels}, indent=2) + "\n")
+    if not config.exists():
+        return
+    rest = {k: v for k, v in read_json(config, "the config").items() if k not in _LABELS}
+    labels = {k: v for k, v in head.labels.items() if k != "num_labels"}
+    count, named = classes_of(head.tensors), labels.get("id2label")
+    if count is not None and not (isinstance(named, dict) and len(named) == count):
+        names = [f"LABEL_{k}" for k in range(count)]
+        labels["id2label"] = {str(k): name for k, name in enumerate(names)}
+        labels["label2id"] = {name: k for k, name in enumerate(names)}
+    replace_text(config, json.dumps({**rest, **labels}, indent=2) + "\n")
 
 
 def write_beside(directory: Path, heads: Mapping[str, Head]) -> None:

@@ -17,7 +17,7 @@ from mergeway.model.inputs import Head, Inputs, Params, in_memory
 from mergeway.model.model import Encoder, ImageModel, Model, Reads, TextModel
 from mergeway.model.weights import load_tokenizer
 
-LONGEST_BLOCK = 512  # tokens in a block of text, unless the model takes fewer
+LONGEST_DOCUMENT = 512  # tokens of a text that is predicted, unless the model takes fewer
 LONGEST_TEXT = 128  # tokens of a text that is classified
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
@@ -150,13 +150,19 @@ class CausalLM(Model):
 
     @property
     def max_length(self) -> int:
-        """Tokens in a block of text."""
+        """The most tokens of a document; what is longer is cut."""
         return self.settings["max_length"]
 
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights."""
         return load_tokenizer(self.directory)
+
+    @property
+    def padding(self) -> int:
+        """The token behind the end of a short document; nothing sees it, so any will do where the tokenizer has none."""
+        found = self.tokenizer.pad_token_id
+        return int(found) if found is not None else 0
 
     def __call__(self, params: Params, inputs: Inputs, head: Head) -> Tensor:
         # One number for every word of the vocabulary at every place: the loss is taken where they are.
@@ -189,7 +195,7 @@ def kind_of(directory: Path, head: Path | None = None) -> dict[str, Any]:
     config = read_json(directory / "config.json", "the base's config")
     architecture = str((config.get("architectures") or [""])[0])
     if head is None and architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return {"kind": CausalLM.kind, "max_length": _longest(config, LONGEST_BLOCK)}
+        return {"kind": CausalLM.kind, "max_length": _longest(config, LONGEST_DOCUMENT)}
     if head is None and architecture.endswith("ForSequenceClassification"):
         return {"kind": TextClassifier.kind, "max_length": _longest(config, LONGEST_TEXT)}
     if head is None and architecture.endswith("ForImageClassification"):
@@ -216,11 +222,6 @@ def kind_of(directory: Path, head: Path | None = None) -> dict[str, Any]:
 def with_head(params: Params, head: Head) -> Params:
     """Parameters with a task's head in place of the model's own."""
     return {**params, **head} if isinstance(head, Mapping) else params
-
-
-def classes_of(head: Mapping[str, Tensor]) -> int | None:
-    """How many classes a head of named tensors tells apart: the rows of its smallest matrix."""
-    return min((len(t) for t in head.values() if t.ndim == 2), default=None)
 
 
 def _longest(config: Mapping[str, Any], most: int) -> int:

@@ -19,6 +19,9 @@ class Fisher(KeepsDeployed, WantsMoments):
 
     With `lam=utility`, λ_k = w_k/W_k and the result is Σ w_i v_i θ_i / Σ w_i v_i, whatever the order.
 
+    Deviates: a number λ is tilted by the arrival's weight, λ' = λ r/(λ r + 1 − λ) with r = w_k over the mean weight before it, so
+    that equal weights give the paper's formula.
+
     Deviates: where nobody cares (λ v_t + (1 − λ) v = 0), and for parameters that come without moments, the mean of the
     arrivals; the paper's quotient is 0/0 there.
     """
@@ -42,7 +45,7 @@ class Fisher(KeepsDeployed, WantsMoments):
             return {"update": mean, "moments": moments}
         if at.step == 1:
             return {"update": delta, "moments": extra}
-        lam = at.eta if isinstance(self.lam, str) else self.lam
+        lam = at.eta if isinstance(self.lam, str) else _tilted(self.lam, at.relative_weight)
         new, total = lam * extra, lam * extra + (1 - lam) * moments
         # One share instead of two products: a quotient of numbers near 1e-20 that never leaves [0, 1].
         weighted = update + new / total * (delta - update)
@@ -50,3 +53,8 @@ class Fisher(KeepsDeployed, WantsMoments):
 
     def update(self, at: Fold, part: Part, state: State) -> Tensor:
         return state["update"]
+
+
+def _tilted(lam: float, r: float) -> float:
+    """λ' with λ'/(1 − λ') = r λ/(1 − λ); λ itself for r = 1, to the bit."""
+    return lam if r == 1.0 else lam * r / (lam * r + 1 - lam)
