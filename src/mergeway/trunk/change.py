@@ -32,7 +32,7 @@ class Change:
         if last.files is None:
             return Standing()
         weights = tuple(f.weight for f in self.journal.folded())
-        return Standing(Fold(**last.stream), self.store.state(last.step), weights)
+        return Standing(Fold(**last.stream), self.store.of(last).state(), weights)
 
 
 def record_of(journal: Journal, kind: str, arrival: Arrival) -> Record:

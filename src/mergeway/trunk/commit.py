@@ -16,7 +16,8 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.fold.prepare import Base
 from mergeway.rules.rule import Fold, Rule
 from mergeway.trunk.journal import Journal, Record
-from mergeway.trunk.store import STATE, Digests, Store
+from mergeway.trunk.snapshot import STATE, Digests
+from mergeway.trunk.store import Store
 
 
 @dataclass
@@ -56,9 +57,9 @@ class Commit:
         if memory is not None:
             self.files |= memory.write(self.stage)
 
-    def keep_rest_of(self, step: int) -> None:
+    def keep_rest_of(self, record: Record) -> None:
         """Everything but state and model as it is in an earlier snapshot."""
-        self.files |= self.store.link_snapshot(step, self.stage, lambda n: not n.startswith("model") and n != STATE)
+        self.files |= self.store.link_snapshot(record, self.stage, lambda n: not n.startswith("model") and n != STATE)
 
     def finish(self, record: Record, rule: Rule, at: Fold, details: Mapping[str, object], keep: int) -> Record:
         """Make the step part of the trunk; `keep` snapshots stay."""

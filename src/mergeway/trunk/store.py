@@ -22,20 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from mergeway.checkpoint.directory import staged_directory
-from mergeway.checkpoint.source import SafetensorsFiles, read_json
 from mergeway.core.files import copy_file, flush, place, reading, write_beside, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
 from mergeway.errors import CheckpointError, TrunkError
 from mergeway.trunk.journal import Journal, Record
 from mergeway.trunk.lock import WriterLock
+from mergeway.trunk.snapshot import DIGESTS, Digests, Each, Snapshot
 
 FORMAT = 2
-STATE = "state.safetensors"
-DIGESTS = "digests.json"
-
-# The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
-Digests = dict[str, dict[str, str]]
 
 
 class Store:
@@ -204,30 +199,21 @@ class Store:
     def has_snapshot(self, step: int) -> bool:
         return self.snapshot(step).is_dir()
 
-    def model_files(self, step: int) -> list[Path]:
-        return sorted(self.snapshot(step).glob("model*.safetensors"))
+    def of(self, record: Record) -> Snapshot:
+        """The files of a record's step, checked as they are read."""
+        return Snapshot(self.snapshot(record.step), record)
 
-    def model(self, step: int) -> SafetensorsFiles:
-        """The deployed weights of a step that has a snapshot."""
-        files = self.model_files(step)
-        if not files:
-            raise CheckpointError(f"{self.snapshot(step)}: holds no weights")
-        return SafetensorsFiles(f"{self.path} step {step}", files, self.snapshot(step))
-
-    def state(self, step: int) -> SafetensorsFiles:
-        """The rule's state at a step that has a snapshot."""
-        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / STATE])
-
-    def link_snapshot(self, step: int, stage: Path, wanted: Callable[[str], bool] = lambda _: True) -> Digests:
+    def link_snapshot(
+        self, record: Record, stage: Path, wanted: Callable[[str], bool] = lambda _: True, each: Each = map
+    ) -> Digests:
         """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
-        source = self.snapshot(step)
+        source = self.of(record)
+        source.check(wanted, each)
+        digests = {name: listed for name, listed in source.digests.items() if wanted(name)}
         with writing(stage):
-            for path in source.iterdir():
-                if path.name == DIGESTS or not wanted(path.name):
-                    continue
+            for name in digests:
                 try:
-                    os.link(path, stage / path.name)
+                    os.link(source.path / name, stage / name)
                 except OSError:
-                    copy_file(path, stage / path.name)
-        digests: Digests = read_json(source / DIGESTS, "the digests of the snapshot")
-        return {name: listed for name, listed in digests.items() if wanted(name)}
+                    copy_file(source.path / name, stage / name)
+        return digests

@@ -187,7 +187,7 @@ class Trunk(TrunkView):
             predict = (
                 Tangent(model, {n: base.checkpoint.read(n).float() for n in base.merged_infos}) if tangent else model
             )
-            previous, deployed = self.deployed(last.step - 1), self._store.model(last.step)
+            previous, deployed = self.deployed(last.step - 1), self._store.of(last).model()
             before = {n: previous.read(n) for n in base.merged_infos}
             merged = {n: deployed.read(n) for n in base.merged_infos}
             aligned = align(predict, merged, before, samples, how, self._progress)
@@ -197,7 +197,7 @@ class Trunk(TrunkView):
                 standing = change.standing()
                 kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
-                commit.keep_rest_of(last.step)
+                commit.keep_rest_of(last)
                 return commit.finish(record, self.rule, standing.at, {"align": facts}, self.keep)
 
     def rollback(self, step: int, *, wait: bool = True) -> Record:
@@ -215,8 +215,8 @@ class Trunk(TrunkView):
                 raise TrunkError(
                     f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
                 )
-            with self._store.stage() as stage:
-                digests = self._store.link_snapshot(step, stage)
+            with self._store.stage() as stage, worker_pool(self._threads) as pool:
+                digests = self._store.link_snapshot(target, stage, each=pool.map)
                 return self._store.commit(stage, digests, journal, record, self.keep).last
 
     @contextlib.contextmanager
@@ -226,7 +226,7 @@ class Trunk(TrunkView):
             journal = self._store.journal()
             base = self._base(pool)
             folder = folder_of(self.rule, base, pool, self._progress, team())
-            yield Change(self._store, journal, base, folder, pool, read_heads(self._snapshot(journal.last)))
+            yield Change(self._store, journal, base, folder, pool, read_heads(self._snapshot(journal.last, "heads")))
 
     def _calibrated(
         self, change: Change, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest
@@ -235,7 +235,7 @@ class Trunk(TrunkView):
         name, base = self.rule.name, change.base
         if change.folder.asks == "tasks":
             tasks = {f.task: f.weight for f in change.journal.folded()} | {arrival.task: arrival.weight}
-            held = CalibrationMemory.read(self._snapshot(change.journal.last))
+            held = CalibrationMemory.read(self._snapshot(change.journal.last, "calibration"))
             held = held or CalibrationMemory({}, bounds=self.bounds)
             memory, loss = calibrate(name, base.checkpoint, tasks, heads, held, request)
             return loss, memory, None
