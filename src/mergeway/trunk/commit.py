@@ -15,7 +15,7 @@ from mergeway.checkpoint.writer import FileWriter, Sink
 from mergeway.core.tensors import TensorInfo
 from mergeway.fold.prepare import Base
 from mergeway.rules.rule import Fold, Rule
-from mergeway.trunk.journal import Journal, Record
+from mergeway.trunk.journal import Point, Record
 from mergeway.trunk.snapshot import STATE, Digests
 from mergeway.trunk.store import Store
 
@@ -25,7 +25,7 @@ class Commit:
     """Where the results of a fold go: into a stage, which becomes the snapshot of the next step."""
 
     store: Store
-    journal: Journal
+    point: Point
     base: Base
     stage: Path
     files: Digests = field(default_factory=dict[str, dict[str, str]])
@@ -35,10 +35,10 @@ class Commit:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, store: Store, journal: Journal, base: Base) -> Iterator[Commit]:
+    def begin(cls, store: Store, point: Point, base: Base) -> Iterator[Commit]:
         """A commit that is gone again unless it is finished."""
         with store.stage() as stage:
-            yield cls(store, journal, base, stage)
+            yield cls(store, point, base, stage)
 
     def state(self, infos: Mapping[str, TensorInfo]) -> StagedState:
         self._state = StagedState(self.stage / STATE, infos)
@@ -73,7 +73,7 @@ class Commit:
             details={"rule": rule.name, "facts": dict(at.facts), **details},
         )
         digests = {STATE: self._state.digests} | self.files | written
-        return self.store.commit(self.stage, digests, self.journal, complete, keep).last
+        return self.store.commit(self.stage, digests, self.point, complete, keep)
 
 
 class StagedState:
