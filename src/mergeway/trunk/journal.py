@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO
 
 from mergeway.errors import TrunkError
@@ -241,15 +242,28 @@ class Journal:
             elif record.kind == "remove":
                 before = [f for f in before if f.task != record.task]
             elif record.kind == "rollback":
-                before = held[record.details["to"]]
+                before = held.get(record.details.get("to"), [])
             held[record.step] = before
         return held[self.last.step if step is None else step]
 
 
+# What the fields of a record may be; a file may say anything.
+_OPTIONAL = (str, NoneType)
+_KINDS = {
+    **dict.fromkeys(("kind", "result", "time", "previous", "hash"), str),
+    **dict.fromkeys(("task", "source", "digest", "files"), _OPTIONAL),
+    **dict.fromkeys(("stream", "details"), dict),
+    "step": int,
+    "weight": (int, float, NoneType),
+}
+
+
 def _parse(path: Path, number: int, line: str) -> Record:
     try:
-        values = json.loads(line)
-        return Record(**values)
+        record = Record(**json.loads(line))
+        if not all(isinstance(getattr(record, name), kinds) for name, kinds in _KINDS.items()):
+            raise TypeError
+        return record
     except (ValueError, TypeError, RecursionError):
         names = ", ".join(f.name for f in fields(Record))
         raise TrunkError(
