@@ -11,6 +11,7 @@ from pathlib import Path
 from mergeway.checkpoint.pickled import load_pickles, pickles_in
 from mergeway.checkpoint.writer import save_tensors
 from mergeway.core.files import replaced
+from mergeway.core.printed import printable
 from mergeway.errors import CheckpointError, MergewayError
 
 
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
         with replaced(target) as new:
             save_tensors(new, tensors, {"format": "pt"})
     except (MergewayError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {printable(str(problem))}", file=sys.stderr)
         return 2
     print(target)
     return 0

@@ -7,6 +7,7 @@ heads.safetensors    their tensors, as number/name
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -151,5 +152,7 @@ def write_beside(directory: Path, heads: Mapping[str, Head]) -> None:
         return
     make_directory(directory / "heads")
     for task, head in heads.items():
-        path = directory / "heads" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', task)}.safetensors"
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", task)[:100]
+        free = (stem if k == 1 else f"{stem}-{k}" for k in itertools.count(1))  # 'a b' and 'a/b' are two tasks
+        path = next(p for p in (directory / "heads" / f"{name}.safetensors" for name in free) if not p.exists())
         save_tensors(path, head.tensors, {"task": task})

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from mergeway import __version__
+from mergeway.core.printed import printable
 from mergeway.core.ranks import RankLost, joined, started_by_torchrun
 from mergeway.errors import MergewayError
 
@@ -178,7 +179,7 @@ def _failed(message: str, code: int) -> int:
 
         traceback.print_exc()
     if not Settings.silent or code == 1:  # a bug may show on one rank alone
-        print("error: " + " ".join(message.split()), file=sys.stderr)
+        print("error: " + printable(" ".join(message.split())), file=sys.stderr)
     return code
 
 

@@ -17,10 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mergeway.cli.app import Settings
+from mergeway.core.printed import in_json, printable
 from mergeway.core.progress import SILENT, Progress
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Names come from files: what would steer the terminal is shown, not sent."""
+        super().print(*(printable(o, keep="\n") if isinstance(o, str) else o for o in objects), **options)
+
     def on_broken_pipe(self) -> None:
         """Whoever read our output has gone: `main` knows what to do, where rich would exit with 1."""
         raise BrokenPipeError
@@ -33,7 +38,7 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(in_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def table(
@@ -45,7 +50,7 @@ def table(
         align = "right" if column in numbers else "left"
         made.add_column(column, justify=align, overflow="fold", no_wrap=column in whole)
     for row in rows:
-        made.add_row(*map(escape, row))
+        made.add_row(*(escape(printable(cell)) for cell in row))
     return made
 
 
@@ -69,23 +74,23 @@ class _Bar(Progress):
         self._task = bar.add_task("", total=None, unit="")
 
     def begin(self, what: str, total: int | None, unit: str) -> None:
-        self._bar.reset(self._task, description=what, total=total, unit=unit)
+        self._bar.reset(self._task, description=printable(what), total=total, unit=unit)
 
     def describe(self, what: str) -> None:
-        self._bar.update(self._task, description=what)
+        self._bar.update(self._task, description=printable(what))
 
     def advance(self, done: int) -> None:
         self._bar.advance(self._task, done)
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, markup=False)
+        self._bar.console.print(printable(text), markup=False)
 
 
 class _Notes(Progress):
     """Without a terminal there is no bar, but a note still reaches whoever reads the log."""
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -97,7 +102,7 @@ def progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield _Notes()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), _Done(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
 

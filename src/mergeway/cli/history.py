@@ -9,6 +9,7 @@ import typer
 
 from mergeway.cli.app import DEPLOY, Json, Threads, TrunkPath, app
 from mergeway.cli.records import headline, lines_of
+from mergeway.core.printed import printable
 
 
 @app.command(rich_help_panel=DEPLOY)
@@ -107,7 +108,7 @@ def verify(trunk: TrunkPath, threads: Threads = None, as_json: Json = False) -> 
         print_json({"trunk": str(trunk), "intact": not problems, "problems": problems})
     else:
         for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(f"error: {printable(problem)}", file=sys.stderr)
         if not problems:
             console().print(
                 f"{trunk}: intact, {len(opened.log())} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}",

@@ -29,7 +29,7 @@ def headline(record: Record) -> str:
     what = {"rollback": f"to step {record.details.get('to')}", "init": str(record.details.get("rule"))}.get(
         record.kind, record.task or ""
     )
-    return f"[bold yellow]step {record.step}[/bold yellow] {record.kind} [bold]{escape(what)}[/bold]"
+    return f"[bold yellow]step {record.step}[/bold yellow] {escape(record.kind)} [bold]{escape(what)}[/bold]"
 
 
 def lines_of(record: Record) -> list[tuple[str, Any]]:
@@ -41,7 +41,7 @@ def lines_of(record: Record) -> list[tuple[str, Any]]:
         lines.append(("from", f"{record.source} ({short(record.digest)})"))
     if record.weight is not None:
         total = record.stream.get("total")
-        share = f" of {total:g}" if total and record.kind == "add" else ""
+        share = f" of {total:g}" if isinstance(total, int | float) and record.kind == "add" else ""
         lines.append(("weight", f"{record.weight:g}{share}"))
     lines.append(("model", short(record.result)))
     return lines

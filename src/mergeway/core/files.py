@@ -81,12 +81,31 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def write_beside(path: Path, text: str) -> Path:
+def append(path: Path, data: bytes, end: int) -> None:
+    """Put data behind the first `end` bytes of a file, for good or not at all; what was behind them is gone."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, end)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], end + done)
+            os.fsync(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, end)
+                os.fsync(fd)
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_beside(path: Path, content: str | bytes) -> Path:
     """The new content of a small file, flushed and beside it, ready to be renamed; nothing is left when that fails."""
     new = _beside(path)
     try:
-        write_text(new, text)
         with writing(path):
+            new.write_bytes(content.encode() if isinstance(content, str) else content)
             flush(new)
     except BaseException:
         _remove(new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,7 +93,7 @@ def prepare_arrival(
     return Arrival(checkpoint, seen, float(weight), task, elsewhere, head)
 
 
-def task_name(given: str | None, checkpoint: Checkpoint, taken: Collection[str]) -> str:
+def task_name(given: str | None, checkpoint: Checkpoint, taken: Container[str]) -> str:
     """The name asked for, if it is free; else one after the checkpoint's file, directory or repository."""
     if given is not None:
         if given in taken:

@@ -19,13 +19,16 @@ from mergeway.model.skeleton import meta_model
 def load_config(family: Any, directory: Path) -> Any:
     """The config of a directory's model, read by a config class of `transformers`."""
     with _quiet(), _one_line(family, directory):
-        return family.from_pretrained(directory)
+        return family.from_pretrained(directory, trust_remote_code=False)
 
 
 def load_weights(family: Any, directory: Path) -> nn.Module:
     """A model in eval mode; several ranks get it without its weights, since each holds only its own rows of them."""
     with _quiet(), _one_line(family, directory):
-        module = meta_model(family, directory) if team().count > 1 else family.from_pretrained(directory)
+        if team().count > 1:
+            module = meta_model(family, directory)
+        else:
+            module = family.from_pretrained(directory, trust_remote_code=False)
         return module.eval().requires_grad_(False)
 
 
@@ -34,8 +37,9 @@ def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as problem:
+        _refuse_code(directory, problem)
         raise OptionError(
             f"{directory}: has no tokenizer that can be read ({' '.join(str(problem).split())[:120]}); save the model's tokenizer beside it"
         ) from None
@@ -46,8 +50,17 @@ def _one_line(family: Any, directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as problem:
+        _refuse_code(directory, problem)
         raise OptionError(
             f"{directory}: the base cannot be loaded as {family.__name__} ({' '.join(str(problem).split())[:160]})"
+        ) from None
+
+
+def _refuse_code(directory: Path, problem: Exception) -> None:
+    """Without an answer `transformers` would ask on standard input whether to run a model's code; we answer for everybody."""
+    if "trust_remote_code" in str(problem):
+        raise OptionError(
+            f"{directory}: the base brings Python code of its own, which mergeway never runs; give a base that transformers has a class for, or fold it without data"
         ) from None
 
 

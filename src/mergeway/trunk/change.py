@@ -11,7 +11,7 @@ from mergeway.errors import TrunkError
 from mergeway.fold.folder import Folder, Standing
 from mergeway.fold.prepare import Arrival, Base
 from mergeway.rules.rule import Fold
-from mergeway.trunk.journal import Folded, Journal, Record, now
+from mergeway.trunk.journal import Point, Record, now
 from mergeway.trunk.store import Store
 
 
@@ -20,7 +20,7 @@ class Change:
     """A trunk under the writer's lock."""
 
     store: Store
-    journal: Journal
+    point: Point
     base: Base
     folder: Folder
     pool: Executor
@@ -28,17 +28,16 @@ class Change:
 
     def standing(self) -> Standing:
         """Where the rule stands after the last record."""
-        last = self.journal.last
+        last = self.point.last
         if last.files is None:
             return Standing()
-        weights = tuple(f.weight for f in self.journal.folded())
-        return Standing(Fold(**last.stream), self.store.state(last.step), weights)
+        return Standing(Fold(**last.stream), self.store.of(last).state(), self.point.weights)
 
 
-def record_of(journal: Journal, kind: str, arrival: Arrival) -> Record:
+def record_of(point: Point, kind: str, arrival: Arrival) -> Record:
     """The record of a change by this arrival, without its result."""
     return Record(
-        step=len(journal.records),
+        step=point.last.step + 1,
         kind=kind,
         result="",
         time=now(),
@@ -49,10 +48,10 @@ def record_of(journal: Journal, kind: str, arrival: Arrival) -> Record:
     )
 
 
-def refuse_twice(arrival: Arrival, held: list[Folded], again: bool) -> None:
+def refuse_twice(arrival: Arrival, point: Point, again: bool) -> None:
     """Weights that the deployed model holds already are most often a slip."""
-    for folded in held:
-        if folded.digest == arrival.seen.digest and not again:
-            raise TrunkError(
-                f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
-            )
+    folded = None if again else point.with_digest(arrival.seen.digest)
+    if folded is not None:
+        raise TrunkError(
+            f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
+        )

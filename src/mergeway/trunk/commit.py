@@ -15,8 +15,9 @@ from mergeway.checkpoint.writer import FileWriter, Sink
 from mergeway.core.tensors import TensorInfo
 from mergeway.fold.prepare import Base
 from mergeway.rules.rule import Fold, Rule
-from mergeway.trunk.journal import Journal, Record
-from mergeway.trunk.store import STATE, Digests, Store
+from mergeway.trunk.journal import Point, Record
+from mergeway.trunk.snapshot import STATE, Digests
+from mergeway.trunk.store import Store
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Commit:
     """Where the results of a fold go: into a stage, which becomes the snapshot of the next step."""
 
     store: Store
-    journal: Journal
+    point: Point
     base: Base
     stage: Path
     files: Digests = field(default_factory=dict[str, dict[str, str]])
@@ -34,10 +35,10 @@ class Commit:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, store: Store, journal: Journal, base: Base) -> Iterator[Commit]:
+    def begin(cls, store: Store, point: Point, base: Base) -> Iterator[Commit]:
         """A commit that is gone again unless it is finished."""
         with store.stage() as stage:
-            yield cls(store, journal, base, stage)
+            yield cls(store, point, base, stage)
 
     def state(self, infos: Mapping[str, TensorInfo]) -> StagedState:
         self._state = StagedState(self.stage / STATE, infos)
@@ -56,9 +57,9 @@ class Commit:
         if memory is not None:
             self.files |= memory.write(self.stage)
 
-    def keep_rest_of(self, step: int) -> None:
+    def keep_rest_of(self, record: Record) -> None:
         """Everything but state and model as it is in an earlier snapshot."""
-        self.files |= self.store.link_snapshot(step, self.stage, lambda n: not n.startswith("model") and n != STATE)
+        self.files |= self.store.link_snapshot(record, self.stage, lambda n: not n.startswith("model") and n != STATE)
 
     def finish(self, record: Record, rule: Rule, at: Fold, details: Mapping[str, object], keep: int) -> Record:
         """Make the step part of the trunk; `keep` snapshots stay."""
@@ -72,7 +73,7 @@ class Commit:
             details={"rule": rule.name, "facts": dict(at.facts), **details},
         )
         digests = {STATE: self._state.digests} | self.files | written
-        return self.store.commit(self.stage, digests, self.journal, complete, keep).last
+        return self.store.commit(self.stage, digests, self.point, complete, keep)
 
 
 class StagedState:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, BinaryIO
 
 from mergeway.errors import TrunkError
 
@@ -70,24 +72,134 @@ class Folded:
     weight: float
 
 
-class Journal:
-    """The records of a trunk in order; a new one makes a new journal."""
+@dataclass(frozen=True)
+class Point:
+    """Where a trunk stands: its last record, where that one is in the journal, and the arrivals that the model holds.
 
-    def __init__(self, records: list[Record]) -> None:
-        self.records = records
+    It is all that a new record needs, so a change costs the same however long the journal is. The head file keeps it, sealed
+    by its own hash; whoever doubts it reads the whole journal and works it out again.
+    """
+
+    last: Record
+    end: int
+    settings: str
+    weights: tuple[float, ...]
+    rows: bytes  # step, task, source and digest of every arrival, a line each
 
     @classmethod
-    def read(cls, path: Path) -> Journal:
-        """The journal in a file; a record that cannot be read, or does not follow from the one before, is an error."""
+    def of(cls, last: Record, end: int, settings: str, held: Sequence[Folded]) -> Point:
+        return cls(last, end, settings, tuple(f.weight for f in held), b"".join(map(_row, held)))
+
+    def head(self) -> bytes:
+        """The head file: the last record's step and hash, this point, and the hash of both."""
+        where = {"end": self.end, "settings": self.settings, "weights": self.weights}
+        text = f"{self.last.step} {self.last.hash}\n{_canonical(where)}\n".encode() + self.rows
+        return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
+
+    @classmethod
+    def read(cls, head: bytes, journal: Path) -> Point | None:
+        """The point in a head file, if nothing speaks against it and the journal ends with the record that it names."""
+        text, seal = head[:-65], head[-65:]
+        if hashlib.sha256(text).hexdigest().encode() + b"\n" != seal:
+            return None
+        named, where, rows = text.split(b"\n", 2)
+        values = json.loads(where)
+        with open(journal, "rb") as file:
+            size = file.seek(0, 2)
+            if size != values["end"]:
+                return None
+            line = _last_line(file, size)
+        last = _parse(journal, 0, line)
+        sound = last.hash == last.computed_hash() and last.line() == line
+        if not sound or f"{last.step} {last.hash}".encode() != named:
+            return None
+        return cls(last, size, values["settings"], tuple(values["weights"]), rows)
+
+    def grown(self, record: Record) -> Point:
+        """The point behind the record of an arrival that was added."""
+        held = _folded(record)
+        end = self.end + len(record.line().encode()) + 1
+        return replace(self, last=record, end=end, weights=(*self.weights, held.weight), rows=self.rows + _row(held))
+
+    def folded(self) -> list[Folded]:
+        """The arrivals that the model holds, in the order they were folded."""
+        rows = [json.loads(line) for line in self.rows.splitlines()]
+        return [
+            Folded(step, task, source, digest, weight)
+            for (step, task, source, digest), weight in zip(rows, self.weights, strict=True)
+        ]
+
+    def __contains__(self, task: object) -> bool:
+        """Whether the model holds an arrival of this name; most often it does not, and no row is parsed."""
+        return json.dumps(task).encode() in self.rows and task in self._tasks
+
+    @cached_property
+    def _tasks(self) -> set[str]:
+        return {f.task for f in self.folded()}
+
+    def with_digest(self, digest: str) -> Folded | None:
+        """The arrival with these weights, if the model holds it."""
+        if digest.encode() not in self.rows:
+            return None
+        return next((f for f in self.folded() if f.digest == digest), None)
+
+
+def _row(held: Folded) -> bytes:
+    # Line feeds are the only ends of lines, and JSON escapes them.
+    return json.dumps([held.step, held.task, held.source, held.digest], separators=(",", ":")).encode() + b"\n"
+
+
+def _folded(record: Record) -> Folded:
+    assert record.task is not None and record.source is not None
+    assert record.digest is not None and record.weight is not None
+    return Folded(record.step, record.task, record.source, record.digest, record.weight)
+
+
+def _last_line(file: BinaryIO, size: int) -> str:
+    """The last line of a file without its line feed."""
+    block = 1 << 14
+    while True:
+        start = max(0, size - block)
+        file.seek(start)
+        tail = file.read(size - start)
+        before = tail.rfind(b"\n", 0, len(tail) - 1)
+        if before >= 0 or start == 0:
+            return tail[before + 1 : -1].decode("utf-8", "replace") if tail.endswith(b"\n") else ""
+        block *= 4
+
+
+class Journal:
+    """The records of a trunk in order, and where each of them ends in the file."""
+
+    def __init__(self, records: list[Record], ends: list[int]) -> None:
+        self.records = records
+        self._ends = ends
+
+    @classmethod
+    def begin(cls, record: Record) -> Journal:
+        """The journal of a new trunk."""
+        first = record.sealed(START)
+        return cls([first], [len(first.line().encode()) + 1])
+
+    @classmethod
+    def read(cls, path: Path, named: int = -1) -> Journal:
+        """The journal in a file; a record that cannot be read, or does not follow from the one before, is an error.
+
+        Behind the step that the head has `named`, a last line that is not whole is what a power cut left of a record that was
+        being written: it is not part of the journal.
+        """
         try:
             # By bytes and by line feeds alone: no other character that some take for the end of a line is one here.
-            *lines, rest = path.read_bytes().decode("utf-8").split("\n")
+            *lines, rest = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             raise TrunkError(f"{path.parent}: not a trunk (no {path.name}); make one with 'mergeway init'") from None
-        except (OSError, UnicodeDecodeError) as problem:
+        except OSError as problem:
             raise TrunkError(f"{path}: the journal cannot be read ({problem})") from None
-        records, previous = [], START
-        for number, line in enumerate(lines, 1):
+        if len(lines) - 1 > named and b"\0" in lines[-1]:  # a block that never reached the disk reads as zeros
+            rest = lines.pop()
+        records, ends, previous, end = [], [], START, 0
+        for number, raw in enumerate(lines, 1):
+            line = raw.decode("utf-8", "replace")
             record = _parse(path, number, line)
             if record.computed_hash() != record.hash or record.line() != line:
                 raise TrunkError(
@@ -97,24 +209,25 @@ class Journal:
                 raise TrunkError(
                     f"{path}, line {number}: the record does not follow the one before it; a record was removed or moved"
                 )
+            end += len(raw) + 1
             records.append(record)
+            ends.append(end)
             previous = record.hash
-        if rest:
+        if rest and len(records) <= named:
             raise TrunkError(f"{path}, line {len(lines) + 1}: the last record is cut off or was changed")
         if not records:
             raise TrunkError(f"{path}: the journal is empty; restore it from a backup")
-        return cls(records)
+        return cls(records, ends)
 
     @property
     def last(self) -> Record:
         return self.records[-1]
 
-    def with_record(self, record: Record) -> Journal:
-        return Journal([*self.records, record.sealed(self.last.hash if self.records else START)])
-
-    def head(self) -> str:
-        """What the head file says of the journal."""
-        return f"{self.last.step} {self.last.hash}\n"
+    def point(self, step: int | None = None) -> Point:
+        """Where the trunk stood after a step, by default the last."""
+        at = self.last.step if step is None else step
+        settings = str(self.records[0].details.get("settings"))
+        return Point.of(self.records[at], self._ends[at], settings, self.folded(at))
 
     def text(self) -> str:
         return "".join(record.line() + "\n" for record in self.records)
@@ -125,25 +238,32 @@ class Journal:
         for record in self.records:
             before = held.get(record.step - 1, [])
             if record.kind == "add":
-                assert (
-                    record.task is not None
-                    and record.source is not None
-                    and record.digest is not None
-                    and record.weight is not None
-                )
-                before = [*before, Folded(record.step, record.task, record.source, record.digest, record.weight)]
+                before = [*before, _folded(record)]
             elif record.kind == "remove":
                 before = [f for f in before if f.task != record.task]
             elif record.kind == "rollback":
-                before = held[record.details["to"]]
+                before = held.get(record.details.get("to"), [])
             held[record.step] = before
         return held[self.last.step if step is None else step]
 
 
+# What the fields of a record may be; a file may say anything.
+_OPTIONAL = (str, NoneType)
+_KINDS = {
+    **dict.fromkeys(("kind", "result", "time", "previous", "hash"), str),
+    **dict.fromkeys(("task", "source", "digest", "files"), _OPTIONAL),
+    **dict.fromkeys(("stream", "details"), dict),
+    "step": int,
+    "weight": (int, float, NoneType),
+}
+
+
 def _parse(path: Path, number: int, line: str) -> Record:
     try:
-        values = json.loads(line)
-        return Record(**values)
+        record = Record(**json.loads(line))
+        if not all(isinstance(getattr(record, name), kinds) for name, kinds in _KINDS.items()):
+            raise TypeError
+        return record
     except (ValueError, TypeError, RecursionError):
         names = ", ".join(f.name for f in fields(Record))
         raise TrunkError(

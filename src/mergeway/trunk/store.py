@@ -1,13 +1,15 @@
 """A trunk on disk.
 
     trunk.json       what was fixed at `init`: format, base, rule, options
-    journal.jsonl    the history; replacing this file is the one moment at which a change happens
-    head             the last record's step and hash, written after the journal, so that a shortened journal shows
+    journal.jsonl    the history; a change happens at the one moment at which its record is at the end of this file
+    head             the last record's step and hash, written after the journal, so that a shortened journal shows, and what the
+                     next record needs to know of all records before it, so that a change costs the same at any step
     steps/000003/    the snapshot of a step: deployed weights, the rule's state, and digests.json over both
     lock             held by the one writer
 
-A snapshot is written under a temporary name, flushed, renamed into place, and only then does a new journal that names it
-replace the old one. Whatever is found without a record is the leftover of a killed writer and is removed by the next.
+A snapshot is written under a temporary name, flushed, renamed into place, and only then is a record that names it appended
+to the journal and flushed. Whatever is found without a whole record is the leftover of a killed writer and is removed by the
+next: a snapshot, or the beginning of a line that the head does not name.
 """
 
 from __future__ import annotations
@@ -16,26 +18,23 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mergeway.checkpoint.directory import staged_directory
-from mergeway.checkpoint.source import SafetensorsFiles, read_json
-from mergeway.core.files import copy_file, flush, place, reading, write_beside, write_text, writing
+from mergeway.core.files import append, copy_file, place, reading, write_beside, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
-from mergeway.errors import CheckpointError, TrunkError
-from mergeway.trunk.journal import Journal, Record
+from mergeway.errors import CheckpointError, MergewayError, TrunkError
+from mergeway.trunk.journal import Journal, Point, Record
 from mergeway.trunk.lock import WriterLock
+from mergeway.trunk.snapshot import DIGESTS, Digests, Each, Snapshot
 
 FORMAT = 2
-STATE = "state.safetensors"
-DIGESTS = "digests.json"
-
-# The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
-Digests = dict[str, dict[str, str]]
 
 
 class Store:
@@ -57,16 +56,14 @@ class Store:
             what = "is a trunk already" if (path / "journal.jsonl").exists() else "exists and is not empty"
             raise TrunkError(f"{path}: {what}; choose another directory")
         text = json.dumps({"format": FORMAT, **settings}, indent=2, sort_keys=True) + "\n"
-        sealed = Record(
-            **{**first.__dict__, "details": {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}}
-        )
-        journal = Journal([]).with_record(sealed)
+        details = {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}
+        journal = Journal.begin(replace(first, details=details))
         try:
             with staged_directory(path) as stage, writing(path):
                 (stage / "steps").mkdir()
                 write_text(stage / "trunk.json", text)
                 write_text(stage / "journal.jsonl", journal.text())
-                write_text(stage / "head", journal.head())
+                (stage / "head").write_bytes(journal.point().head())
         except CheckpointError as problem:
             raise TrunkError(str(problem)) from None
         return cls(path)
@@ -92,17 +89,29 @@ class Store:
             return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
 
     def journal(self) -> Journal:
-        """The history, checked against the head."""
-        # In this order: a writer replaces the journal first, so the head is never ahead of the journal read after it. A head
-        # behind the journal is that of a writer killed before it got there; the next one brings it up.
-        with reading(self.head_path):
-            head = self.head_path.read_bytes() if self.head_path.exists() else b""
-        journal = Journal.read(self.journal_path)
-        if not any(Journal([record]).head().encode() == head for record in reversed(journal.records)):
+        """The whole history, checked record by record and against the head."""
+        # In this order: a writer appends to the journal first, so the head is never ahead of the journal read after it. A
+        # head behind the journal is that of a writer killed before it got there; the next one brings it up.
+        head = self._head()
+        step = re.match(rb"(\d{1,12}) ", head)
+        named = int(step[1]) if step else -1
+        journal = Journal.read(self.journal_path, named)
+        if named >= len(journal.records) or not step or head not in _heads(journal.point(named)):
             raise TrunkError(
                 f"{self.journal_path}: ends at step {journal.last.step}, which is not what {self.head_path.name} says; records were cut off, or {self.head_path.name} was changed"
             )
         return journal
+
+    def point(self) -> Point:
+        """Where the trunk stands: as the head says if the journal ends there, else by the whole journal."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrunkError):
+            if (point := Point.read(self._head(), self.journal_path)) is not None:
+                return point
+        return self.journal().point()
+
+    def _head(self) -> bytes:
+        with reading(self.head_path):
+            return self.head_path.read_bytes() if self.head_path.exists() else b""
 
     @contextlib.contextmanager
     def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
@@ -117,13 +126,12 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
-        journal = self.journal()
-        if journal.records[0].details.get("settings") != self.settings_digest():
+        point = self.point()
+        if point.settings != self.settings_digest():
             raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
-        kept = {record.step for record in journal.records}
         with writing(self.path):
             for left in self.steps.iterdir() if self.steps.is_dir() else ():
-                if not left.name.isdigit() or int(left.name) not in kept:
+                if not left.name.isdigit() or int(left.name) > point.last.step:
                     shutil.rmtree(left, ignore_errors=True)
             for left in self.path.glob("*.new"):
                 left.unlink()
@@ -144,55 +152,52 @@ class Store:
             stage.mkdir()
         return stage
 
-    def commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
+    def commit(self, stage: Path, digests: Digests, point: Point, record: Record, keep: int) -> Record:
         """Make the staged snapshot and its record part of the trunk, both or neither, then drop the oldest snapshots."""
-        return team().from_lead(lambda: self._commit(stage, digests, journal, record, keep))
+        return team().from_lead(lambda: self._commit(stage, digests, point, record, keep))
 
-    def _commit(self, stage: Path, digests: Digests, journal: Journal, record: Record, keep: int) -> Journal:
+    def _commit(self, stage: Path, digests: Digests, point: Point, record: Record, keep: int) -> Record:
         text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
         write_text(stage / DIGESTS, text)
-        grown = journal.with_record(Record(**{**record.__dict__, "files": hashlib.sha256(text.encode()).hexdigest()}))
-        self._replace_journal(grown, stage)
-        self._prune(grown, keep)
-        return grown
+        named = replace(record, files=hashlib.sha256(text.encode()).hexdigest())
+        return self._append(point, named.sealed(point.last.hash), keep, stage)
 
-    def commit_record(self, journal: Journal, record: Record, keep: int) -> Journal:
+    def commit_record(self, point: Point, record: Record, keep: int) -> Record:
         """A change that needs no snapshot of its own."""
-        grown = journal.with_record(record)
-        self._replace_journal(grown)
-        self._prune(grown, keep)
-        return grown
+        return self._append(point, record.sealed(point.last.hash), keep)
 
-    def _replace_journal(self, journal: Journal, stage: Path | None = None) -> None:
-        """The commit: all that takes space is on the disk first, so that from the snapshot's name on only names change."""
-        new = write_beside(self.journal_path, journal.text())
-        step = self.snapshot(journal.last.step)
+    def _append(self, point: Point, record: Record, keep: int, stage: Path | None = None) -> Record:
+        """The commit: the snapshot gets its name, then the journal its record."""
+        line = (record.line() + "\n").encode()
+        step = self.snapshot(record.step)
         try:
             with writing(self.path):
                 if stage is not None:
                     place(stage, step)
-                os.rename(new, self.journal_path)
-        except CheckpointError:
-            if new.exists():  # so the old journal is in place, and a snapshot without a record is a leftover
-                shutil.rmtree(step, ignore_errors=True)
-                new.unlink()
-            raise
-        try:
-            with writing(self.path):
-                flush(self.path)
-        except CheckpointError as problem:
-            done = f"step {journal.last.step} is committed"
-            raise TrunkError(f"{done}, but a power cut now could undo it ({problem})") from None
-        # A head that cannot be written stays behind, as if the writer had been killed here.
-        with contextlib.suppress(CheckpointError, OSError):
-            os.rename(write_beside(self.head_path, journal.head()), self.head_path)
+                append(self.journal_path, line, point.end)
+        except BaseException as problem:
+            if self.journal_path.stat().st_size < point.end + len(line):
+                shutil.rmtree(step, ignore_errors=True)  # a snapshot without a record is a leftover
+                raise
+            raise TrunkError(
+                f"step {record.step} is committed, but a power cut now could undo it ({problem})"
+            ) from None
+        self._write_head(point, record)
+        self._prune(record, keep)
+        return record
 
-    def _prune(self, journal: Journal, keep: int) -> None:
+    def _write_head(self, point: Point, record: Record) -> None:
+        """A head that cannot be written stays behind, as if the writer had been killed here."""
+        with contextlib.suppress(MergewayError, OSError):
+            grown = point.grown(record) if record.kind == "add" else self.journal().point()
+            os.rename(write_beside(self.head_path, grown.head()), self.head_path)
+
+    def _prune(self, last: Record, keep: int) -> None:
         """Drop the oldest snapshots; what cannot be dropped now is dropped after the next commit."""
         with contextlib.suppress(OSError):
             present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
             for step in present[:-keep]:
-                if step != journal.last.step:
+                if step != last.step:
                     # Out of sight at once: a reader finds a snapshot whole or not at all.
                     dropped = self.steps / f"dropped-{step}"
                     os.rename(self.snapshot(step), dropped)
@@ -204,30 +209,27 @@ class Store:
     def has_snapshot(self, step: int) -> bool:
         return self.snapshot(step).is_dir()
 
-    def model_files(self, step: int) -> list[Path]:
-        return sorted(self.snapshot(step).glob("model*.safetensors"))
+    def of(self, record: Record) -> Snapshot:
+        """The files of a record's step, checked as they are read."""
+        return Snapshot(self.snapshot(record.step), record)
 
-    def model(self, step: int) -> SafetensorsFiles:
-        """The deployed weights of a step that has a snapshot."""
-        files = self.model_files(step)
-        if not files:
-            raise CheckpointError(f"{self.snapshot(step)}: holds no weights")
-        return SafetensorsFiles(f"{self.path} step {step}", files, self.snapshot(step))
-
-    def state(self, step: int) -> SafetensorsFiles:
-        """The rule's state at a step that has a snapshot."""
-        return SafetensorsFiles(f"{self.path} step {step}", [self.snapshot(step) / STATE])
-
-    def link_snapshot(self, step: int, stage: Path, wanted: Callable[[str], bool] = lambda _: True) -> Digests:
+    def link_snapshot(
+        self, record: Record, stage: Path, wanted: Callable[[str], bool] = lambda _: True, each: Each = map
+    ) -> Digests:
         """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
-        source = self.snapshot(step)
+        source = self.of(record)
+        source.check(wanted, each)
+        digests = {name: listed for name, listed in source.digests.items() if wanted(name)}
         with writing(stage):
-            for path in source.iterdir():
-                if path.name == DIGESTS or not wanted(path.name):
-                    continue
+            for name in digests:
                 try:
-                    os.link(path, stage / path.name)
+                    os.link(source.path / name, stage / name)
                 except OSError:
-                    copy_file(path, stage / path.name)
-        digests: Digests = read_json(source / DIGESTS, "the digests of the snapshot")
-        return {name: listed for name, listed in digests.items() if wanted(name)}
+                    copy_file(source.path / name, stage / name)
+        return digests
+
+
+def _heads(point: Point) -> tuple[bytes, ...]:
+    """What the head file may hold at a point; a trunk that was made before the head knew points has the first line alone."""
+    head = point.head()
+    return head, head[: head.index(b"\n") + 1]

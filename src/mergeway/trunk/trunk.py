@@ -122,28 +122,28 @@ class Trunk(TrunkView):
         `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
         """
         with self._change(wait) as change:
-            base, held = change.base, change.journal.folded()
+            base, point = change.base, change.point
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
-            name = task_name(task, checkpoint, [f.task for f in held])
+            name = task_name(task, checkpoint, point)
             arrival = prepare_arrival(base, checkpoint, weight, name, change.pool, self._progress)
-            refuse_twice(arrival, held, again)
+            refuse_twice(arrival, point, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
             request = CalibrationRequest(data, head, objective, remember, self._compute)
             loss, memory, source = self._calibrated(change, arrival, heads, request)
             arrival = with_extras(self.rule, base, arrival, moments, source)
-            with Commit.begin(self._store, change.journal, base) as commit:
+            with Commit.begin(self._store, change.point, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
                 commit.keep_heads(heads)
                 commit.keep_memory(memory.answered(folded.objective) if memory else None)
-                record = record_of(change.journal, "add", arrival)
+                record = record_of(point, "add", arrival)
                 return commit.finish(record, self.rule, folded.at, folded.details, self.keep)
 
     def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
         with self._change(wait) as change:
             change.folder.check_removable()
-            base, journal = change.base, change.journal
-            held = {f.task: f for f in journal.folded()}
+            base, point = change.base, change.point
+            held = {f.task: f for f in point.folded()}
             if task not in held:
                 raise TrunkError(f"{self.path}: holds no task '{task}'; it holds {', '.join(held) or 'none'}")
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
@@ -152,12 +152,12 @@ class Trunk(TrunkView):
                 raise TrunkError(
                     f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
                 )
-            record = record_of(journal, "remove", arrival)
+            record = record_of(point, "remove", arrival)
             if len(held) == 1:
                 # The deployed model is the base again, and there is nothing to keep.
                 bare = Record(**{**record.__dict__, "result": base.seen.digest})
-                return self._store.commit_record(journal, bare, self.keep).last
-            with Commit.begin(self._store, journal, base) as commit:
+                return self._store.commit_record(point, bare, self.keep)
+            with Commit.begin(self._store, point, base) as commit:
                 kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 at = change.folder.unfold(arrival, change.standing(), kept, model)
                 commit.keep_heads({t: h for t, h in change.heads.items() if t != task})
@@ -178,8 +178,8 @@ class Trunk(TrunkView):
         """
         how = how or Alignment()
         with self._change(wait) as change:
-            base, last = change.base, change.journal.last
-            if last.kind != "add" or len(change.journal.folded()) < 2:
+            base, last = change.base, change.point.last
+            if last.kind != "add" or len(change.point.weights) < 2:
                 raise TrunkError(
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
@@ -187,17 +187,17 @@ class Trunk(TrunkView):
             predict = (
                 Tangent(model, {n: base.checkpoint.read(n).float() for n in base.merged_infos}) if tangent else model
             )
-            previous, deployed = self.deployed(last.step - 1), self._store.model(last.step)
+            previous, deployed = self.deployed(last.step - 1), self._store.of(last).model()
             before = {n: previous.read(n) for n in base.merged_infos}
             merged = {n: deployed.read(n) for n in base.merged_infos}
             aligned = align(predict, merged, before, samples, how, self._progress)
-            record = Record(len(change.journal.records), "align", "", now(), task=last.task)
+            record = Record(last.step + 1, "align", "", now(), task=last.task)
             facts = {"data": data, **asdict(how), "tangent": tangent, "before": aligned.before, "after": aligned.after}
-            with Commit.begin(self._store, change.journal, base) as commit:
+            with Commit.begin(self._store, change.point, base) as commit:
                 standing = change.standing()
                 kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
-                commit.keep_rest_of(last.step)
+                commit.keep_rest_of(last)
                 return commit.finish(record, self.rule, standing.at, {"align": facts}, self.keep)
 
     def rollback(self, step: int, *, wait: bool = True) -> Record:
@@ -209,24 +209,24 @@ class Trunk(TrunkView):
                 len(journal.records), "rollback", target.result, now(), stream=target.stream, details={"to": step}
             )
             if target.files is None:
-                return self._store.commit_record(journal, record, self.keep).last
+                return self._store.commit_record(journal.point(), record, self.keep)
             if not self._store.has_snapshot(step):
                 kept = [str(r.step) for r in journal.records if r.files is None or self._store.has_snapshot(r.step)]
                 raise TrunkError(
                     f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
                 )
-            with self._store.stage() as stage:
-                digests = self._store.link_snapshot(step, stage)
-                return self._store.commit(stage, digests, journal, record, self.keep).last
+            with self._store.stage() as stage, worker_pool(self._threads) as pool:
+                digests = self._store.link_snapshot(target, stage, each=pool.map)
+                return self._store.commit(stage, digests, journal.point(), record, self.keep)
 
     @contextlib.contextmanager
     def _change(self, wait: bool) -> Iterator[Change]:
         """The writer's lock, workers, and the trunk as it stands."""
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
-            journal = self._store.journal()
+            point = self._store.point()
             base = self._base(pool)
             folder = folder_of(self.rule, base, pool, self._progress, team())
-            yield Change(self._store, journal, base, folder, pool, read_heads(self._snapshot(journal.last)))
+            yield Change(self._store, point, base, folder, pool, read_heads(self._snapshot(point.last, "heads")))
 
     def _calibrated(
         self, change: Change, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest
@@ -234,8 +234,8 @@ class Trunk(TrunkView):
         """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
         name, base = self.rule.name, change.base
         if change.folder.asks == "tasks":
-            tasks = {f.task: f.weight for f in change.journal.folded()} | {arrival.task: arrival.weight}
-            held = CalibrationMemory.read(self._snapshot(change.journal.last))
+            tasks = {f.task: f.weight for f in change.point.folded()} | {arrival.task: arrival.weight}
+            held = CalibrationMemory.read(self._snapshot(change.point.last, "calibration"))
             held = held or CalibrationMemory({}, bounds=self.bounds)
             memory, loss = calibrate(name, base.checkpoint, tasks, heads, held, request)
             return loss, memory, None

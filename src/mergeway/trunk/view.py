@@ -64,7 +64,7 @@ class TrunkView:
 
     def memory(self) -> dict[str, Any]:
         """The calibration samples that the trunk remembers: tasks, samples, bytes."""
-        directory = self._snapshot(self._store.journal().last)
+        directory = self._snapshot(self._store.journal().last, "calibration")
         held = CalibrationMemory.read(directory)
         if held is None or directory is None:
             return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
@@ -82,8 +82,8 @@ class TrunkView:
             if record.files is None:
                 return self._open_base()
             try:
-                return self._store.model(record.step)
-            except CheckpointError:
+                return self._store.of(record).model()
+            except (CheckpointError, TrunkError):
                 # A writer may drop a snapshot between our look at the journal and at its files; then there is a newer one.
                 if self._store.has_snapshot(record.step):
                     raise
@@ -137,7 +137,7 @@ class TrunkView:
         check_apart(Path(out), [self.base_ref])
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
         card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
-        heads = read_heads(self._snapshot(self._store.journal().last))
+        heads = read_heads(self._snapshot(self._store.journal().last, "heads"))
         if task is not None and task not in heads:
             raise TrunkError(
                 f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
@@ -187,5 +187,10 @@ class TrunkView:
             )
         return base
 
-    def _snapshot(self, record: Record) -> Path | None:
-        return self._store.snapshot(record.step) if record.files else None
+    def _snapshot(self, record: Record, files: str) -> Path | None:
+        """Where the files of a step are whose names begin so, checked; None where the step is the bare base."""
+        if not record.files:
+            return None
+        found = self._store.of(record)
+        found.check(lambda name: name.startswith(files))
+        return found.path

@@ -9,6 +9,7 @@ from typing import Any
 
 from mergeway import __version__
 from mergeway.core.files import make_directory, replace_text
+from mergeway.core.printed import printable
 from mergeway.errors import OptionError
 
 MARK = "<!-- mergeway report -->"
@@ -32,6 +33,7 @@ def render(data: dict[str, Any]) -> str:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    data = _shown(data)
     return environment.get_template(f"{data['kind']}.html").render(
         data=data,
         embedded=as_script(data),
@@ -55,6 +57,17 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
+    return value
+
+
+def _shown(value: Any) -> Any:
+    """Names come from files: what would turn the direction of writing, or is no character of a page, is spelled out."""
+    if isinstance(value, str):
+        return printable(value, keep="\n")
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
     return value
 
 

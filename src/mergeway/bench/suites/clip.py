@@ -131,7 +131,7 @@ class Clip:
         kind = next(getattr(transformers, k) for k in kinds if hasattr(transformers, k))
         try:
             with quietly():
-                return kind.from_pretrained(self.repo)
+                return kind.from_pretrained(self.repo, trust_remote_code=False)
         except (OSError, ValueError) as problem:
             raise OptionError(
                 f"{self.repo}: {kind.__name__} is not in the hub cache and not to be had ({' '.join(str(problem).split())[:100]}); download it with 'hf download {self.repo}'"

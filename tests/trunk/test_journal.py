@@ -1,0 +1,165 @@
+"""The journal is appended to: a change costs the same at any step, and what a power cut leaves of a line is no record."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+
+import mergeway as mw
+from mergeway.core import files
+from mergeway.trunk import journal as journals
+from mergeway.trunk import store as stores
+
+
+@pytest.fixture
+def trunk(stream, tmp_path):
+    s = stream(4)
+    made = mw.Trunk.create(tmp_path / "trunk", s.base, "average", keep=2)
+    for arrival in s.arrivals[:3]:
+        made.add(arrival)
+    return made, s
+
+
+def test_an_add_reads_one_record(trunk, monkeypatch):
+    """The last one, twice: for the sweep and for the change itself."""
+    made, s = trunk
+    parsed = []
+    parse = journals._parse
+    monkeypatch.setattr(journals, "_parse", lambda *words: (parsed.append(words), parse(*words))[1])
+    made.add(s.arrivals[3])
+    assert len(parsed) == 2
+    monkeypatch.undo()
+    assert made.verify() == [] and len(made.log()) == 5
+
+
+def test_the_journal_grows_in_place(trunk):
+    made, s = trunk
+    path = made.path / "journal.jsonl"
+    before, inode = path.read_bytes(), path.stat().st_ino
+    made.add(s.arrivals[3])
+    assert path.stat().st_ino == inode and path.read_bytes().startswith(before)
+
+
+def test_the_head_knows_what_the_journal_says(trunk):
+    """After every kind of change the point in the head is the one worked out from the whole journal."""
+    made, s = trunk
+    store = stores.Store(made.path)
+
+    def check():
+        head = (made.path / "head").read_bytes()
+        assert head == store.journal().point().head()
+        assert journals.Point.read(head, made.path / "journal.jsonl") == store.journal().point()
+        assert store.point().folded() == store.journal().folded()
+
+    check()
+    made.remove("task2", s.arrivals[1])
+    check()
+    made.add(s.arrivals[3], 'quoted "name" é', 2)
+    check()
+    made.rollback(4)
+    check()
+    made.rollback(0)
+    check()
+    made.add(s.arrivals[0])
+    check()
+
+
+def torn(made) -> list[bytes]:
+    """What a power cut may leave of the line of a fourth record."""
+    line = (made.path / "journal.jsonl").read_bytes().splitlines()[-1]
+    return [
+        line[:1],
+        line[:200],
+        line,
+        b"\0" * len(line),
+        line[:50] + b"\0" * 40,
+        b"\0" * 300 + line[300:] + b"\n",
+        b"\xff",
+    ]
+
+
+def test_a_torn_line_is_no_record(trunk, tmp_path):
+    made, s = trunk
+    whole = (made.path / "journal.jsonl").read_bytes()
+    for number, left in enumerate(torn(made)):
+        path = tmp_path / f"torn-{number}"
+        shutil.copytree(made.path, path)
+        (path / "journal.jsonl").write_bytes(whole + left)
+        opened = mw.Trunk.open(path)
+        assert opened.verify() == [] and len(opened.log()) == 4, left
+        assert opened.add(s.arrivals[3]).step == 4
+        assert opened.verify() == []
+        assert (path / "journal.jsonl").read_bytes().startswith(whole)
+
+
+def test_a_line_that_the_head_names_is_never_given_up(trunk):
+    made, _ = trunk
+    path = made.path / "journal.jsonl"
+    whole = path.read_bytes()
+    for cut in (whole[:-1], whole[:-100], whole[:-50] + b"\0" * 49 + b"\n", whole[: whole.rfind(b"\n", 0, -1) + 1]):
+        path.write_bytes(cut)
+        with pytest.raises(mw.MergewayError, match=r"journal\.jsonl"):
+            made.log()
+        with pytest.raises(mw.MergewayError, match=r"journal\.jsonl"):
+            made.rollback(1)
+        assert path.read_bytes() == cut
+
+
+def test_a_record_behind_the_head_counts(trunk):
+    """Killed between the journal and the head."""
+    made, s = trunk
+    head = (made.path / "head").read_bytes()
+    made.add(s.arrivals[3])
+    (made.path / "head").write_bytes(head)
+    assert len(made.log()) == 5 and made.verify() == []
+    assert made.remove("task4", s.arrivals[3]).step == 5
+    assert made.verify() == [] and (made.path / "head").read_bytes() != head
+
+
+def test_a_head_of_one_line_is_read(trunk):
+    """As trunks had it that were made before the head knew more."""
+    made, s = trunk
+    head = (made.path / "head").read_bytes()
+    (made.path / "head").write_bytes(head[: head.index(b"\n") + 1])
+    assert made.verify() == [] and made.add(s.arrivals[3]).step == 4 and made.verify() == []
+
+
+def test_a_head_that_lies_with_a_right_seal(trunk, call):
+    """The seal finds accidents; `verify`, which reads the journal, finds the rest."""
+    made, _ = trunk
+    point = stores.Store(made.path).point()
+    lying = journals.replace(point, weights=(9.0, *point.weights[1:]))
+    (made.path / "head").write_bytes(lying.head())
+    assert "head was changed" in call("verify", made.path).mistake()
+
+
+@pytest.mark.parametrize("call_that_fails", ["pwrite", "fsync"])
+def test_a_failed_append_leaves_the_file_as_it_was(tmp_path, monkeypatch, call_that_fails):
+    path = tmp_path / "journal"
+    path.write_bytes(b"one\ntwo\n")
+    original, calls = getattr(os, call_that_fails), []
+
+    def fails(*words):
+        calls.append(words)
+        if len(calls) == 1:
+            if call_that_fails == "pwrite":
+                original(words[0], words[1][:3], words[2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*words)
+
+    monkeypatch.setattr(os, call_that_fails, fails)
+    with pytest.raises(OSError, match="space"):
+        files.append(path, b"three\n", 8)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    path.write_bytes(b"one\nhalf a li")
+    original = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: original(fd, data[:2], at))
+    files.append(path, b"three\n", 4)
+    assert path.read_bytes() == b"one\nthree\n"
