@@ -73,7 +73,7 @@ def test_vit_stream(vit, tmp_path, rule):
     if rule == "ode":
         assert trunk.memory()["kind"] == "image-classification"
         assert [row["task"] for row in trunk.memory()["tasks"]] == list(CLASSES)
-    trunk.export(tmp_path / "whole")
+    trunk.export(tmp_path / "whole", backbone=True)
     heads = {t: load_file(tmp_path / "whole" / "heads" / f"{t}.safetensors") for t in CLASSES}
     shared = {n: t for n, t in trunk.params().items() if not n.startswith("classifier")}
     samples = {t: task_data(str(vit / f"{t}.npz"), None, t, vit / "base", heads[t])[1] for t in CLASSES}
@@ -99,7 +99,7 @@ def test_vit_as_an_adapter(vit, tmp_path):
     trunk = mw.Trunk.create(tmp_path / "trunk", vit / "base", "average")
     for task in CLASSES:
         trunk.add(vit / task, task)
-    trunk.export_lora(tmp_path / "lora", 16)
+    trunk.export_lora(tmp_path / "lora", 16, backbone=True)
     base = ViTForImageClassification.from_pretrained(vit / "base")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "lora").merge_and_unload()
     theirs.save_pretrained(tmp_path / "merged")

@@ -152,7 +152,7 @@ def test_gpt_stream(gpt, tmp_path, rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_bert_stream(bert, tmp_path, rule):
     trunk = fold(bert, tmp_path / "trunk", rule)
-    trunk.export(tmp_path / "whole")
+    trunk.export(tmp_path / "whole", backbone=True)
     shared = {n: t for n, t in trunk.params().items() if not n.startswith("classifier")}
     heads = {t: load_file(tmp_path / "whole" / "heads" / f"{t}.safetensors") for t in TOPICS}
     assert [len(heads[t]["classifier.weight"]) for t in TOPICS] == [2, 3, 2]
@@ -167,7 +167,7 @@ def test_bert_stream(bert, tmp_path, rule):
         assert logits.shape[1] == len(heads[task]["classifier.weight"])
         theirs = torch.nn.functional.cross_entropy(logits, samples.labels)
         assert theirs.item() == pytest.approx(after[task], rel=1e-5)
-    trunk.export_lora(tmp_path / "adapter", 16)
+    trunk.export_lora(tmp_path / "adapter", 16, backbone=True)
     model = AutoModelForSequenceClassification.from_pretrained(bert / "base")
     merged = PeftModel.from_pretrained(model, tmp_path / "adapter").merge_and_unload().state_dict()
     for name in shared:
@@ -182,10 +182,10 @@ def test_heads_follow_the_journal(bert, tmp_path):
     base = load_file(bert / "base" / "model.safetensors")
     assert torch.equal(trunk.params()["classifier.weight"], base["classifier.weight"])
     trunk.remove("wood", bert / "wood")
-    trunk.export(tmp_path / "out")
+    trunk.export(tmp_path / "out", backbone=True)
     assert {p.stem for p in (tmp_path / "out" / "heads").iterdir()} == {"sea", "town"}
     trunk.rollback(3)
-    trunk.export(tmp_path / "again")
+    trunk.export(tmp_path / "again", backbone=True)
     assert {p.stem for p in (tmp_path / "again" / "heads").iterdir()} == set(TOPICS)
     with pytest.raises(mw.MergewayError, match="task 'lake' has no head of its own"):
         trunk.export(tmp_path / "no", task="lake")

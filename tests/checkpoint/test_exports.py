@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 
 import mergeway as mw
@@ -92,3 +95,100 @@ def test_a_model_without_heads_of_tasks_is_loaded_as_it_is(kind, tmp_path):
     type(base).from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
     read = load_file(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(read[n], t) for n, t in trunk.params().items())
+
+
+def front_matter(folder) -> dict[str, object]:
+    text = (folder / "README.md").read_text().split("---")[1]
+    return dict(line.split(": ", 1) for line in text.strip().splitlines())
+
+
+def repository(name: str):
+    """The snapshot of a repository in the hub's cache."""
+    root = Path(os.environ["HF_HOME"]) / "hub" / f"models--{name.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True, exist_ok=True)
+    (root / "refs" / "main").write_text("0" * 40)
+    return root / "snapshots" / ("0" * 40)
+
+
+@pytest.mark.parametrize("revision", ["", "@main"])
+def test_cards_and_adapters_name_a_base_of_the_hub_as_the_hub_does(revision, tmp_path):
+    folder = repository("me/tiny")
+    torch.manual_seed(0)
+    WHOLE["llama"]().save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    moved = {n: t + 0.1 * torch.randn(t.shape) for n, t in tensors.items()}
+    trunk = mw.Trunk.create(tmp_path / "trunk", f"me/tiny{revision}", "average")
+    trunk.add(moved, "a")
+    trunk.export(tmp_path / "out")
+    trunk.export_lora(tmp_path / "adapter", 4)
+    mw.merge_into(tmp_path / "merged", f"me/tiny{revision}", [moved])
+    for out, relation in (("out", "merge"), ("merged", "merge"), ("adapter", "adapter")):
+        card = front_matter(tmp_path / out)
+        assert card["base_model"] == '"me/tiny"'
+        assert card["base_model_relation"] == relation
+    config = PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert (config.base_model_name_or_path, config.revision) == ("me/tiny", revision[1:] or None)
+
+
+def test_cards_leave_a_base_on_this_disk_out_and_take_its_licence(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    WHOLE["llama"]().save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "README.md").write_text("---\ntags: [x]\nlicense: apache-2.0\n---\n# Base\nlicense: none\n")
+    moved = {n: t + 0.1 for n, t in load_file(tmp_path / "base" / "model.safetensors").items()}
+    monkeypatch.chdir(tmp_path)
+    trunk = mw.Trunk.create("trunk", "base", "average")
+    trunk.add(moved, "a")
+    trunk.export("out")
+    mw.merge_into("merged", "base", [moved])
+    for out in ("out", "merged"):
+        card = front_matter(tmp_path / out)
+        assert "base_model" not in card and "base_model_relation" not in card
+        assert card["license"] == '"apache-2.0"'
+
+
+def test_the_adapter_of_a_task_keeps_its_head(classifiers, tmp_path, call):
+    family, trunk = classifiers
+    for task, count in (("binary", 2), ("many", 20)):
+        done = call("export", trunk.path, tmp_path / f"lora-{task}", "--lora", 16, "--task", task).ok()
+        base = family.from_pretrained(tmp_path / "base", num_labels=count, ignore_mismatched_sizes=True)
+        model = PeftModel.from_pretrained(base, tmp_path / f"lora-{task}").merge_and_unload()
+        model.save_pretrained(tmp_path / f"loaded-{task}")
+        read, deployed = load_file(tmp_path / f"loaded-{task}" / "model.safetensors"), trunk.params()
+        head = own_head(tmp_path / task)
+        assert all(torch.equal(read[n], t) for n, t in head.items())
+        linear = [n for n, t in deployed.items() if t.ndim == 2 and n not in head and ".layer" in n]
+        for name in linear:
+            torch.testing.assert_close(read[name], deployed[name], rtol=0, atol=1e-5)
+        assert f"num_labels={count}" in (tmp_path / f"lora-{task}" / "README.md").read_text()
+    assert "as a rank-16 adapter" in done.out
+
+
+def test_a_small_rank_says_what_it_loses(tmp_path, call):
+    torch.manual_seed(0)
+    WHOLE["llama"]().save_pretrained(tmp_path / "base")
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    trunk = mw.Trunk.create(tmp_path / "trunk", tmp_path / "base", "average")
+    trunk.add({n: t + 0.1 * torch.randn(t.shape) if "_proj" in n else t for n, t in tensors.items()}, "a")
+    done = call("export", trunk.path, tmp_path / "small", "--lora", 1).ok()
+    assert "keeps only" in done.err and "--lora" in done.err
+    kept = call("export", trunk.path, tmp_path / "again", "--lora", 1, "--json").json()["kept"]
+    assert f"{100 * kept:.2f} %" in (tmp_path / "small" / "README.md").read_text()
+    assert call("export", trunk.path, tmp_path / "whole", "--lora", 16).ok().err == ""
+    assert "100.00 %" in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_the_heads_of_tasks_are_not_left_behind_without_a_word(classifiers, tmp_path, call):
+    family, trunk = classifiers
+    for words in ([], ["--lora", 4]):
+        line = call("export", trunk.path, tmp_path / "out", *words).mistake()
+        assert "--task" in line and "--backbone" in line and "binary, named, many" in line
+        assert not (tmp_path / "out").exists()
+    assert "give one of them" in call(
+        "export", trunk.path, tmp_path / "out", "--task", "binary", "--backbone"
+    ).mistake()  # fmt: skip
+    call("export", trunk.path, tmp_path / "out", "--backbone").ok()
+    assert family.from_pretrained(tmp_path / "out").config.num_labels == 10
+    head = load_file(tmp_path / "out" / "heads" / "many.safetensors")
+    assert all(torch.equal(head[n], t) for n, t in own_head(tmp_path / "many").items())
+    call("export", trunk.path, tmp_path / "adapter", "--backbone", "--lora", 4).ok()
+    assert (tmp_path / "adapter" / "heads" / "many.safetensors").exists()

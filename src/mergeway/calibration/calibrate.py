@@ -11,6 +11,7 @@ from torch import Tensor
 from mergeway.calibration.memory import CalibrationMemory
 from mergeway.calibration.objective import Objective, as_objective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.table import load_pyarrow
 from mergeway.calibration.task_data import task_data
 from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.heads import Head
@@ -56,6 +57,8 @@ def calibrate(
             raise OptionError("--data and an objective: give one of them")
         return held.shared_out(names, weights), as_objective(request.objective)
     directory = base.directory
+    if request.remember and request.data is not None:
+        load_pyarrow()
     if directory is None or (request.data is None and len(held.tasks) < len(names)):
         raise OptionError(
             f"rule '{rule}' needs calibration data: give --data and --head with the arrival"

@@ -21,7 +21,7 @@ _LABELS, _ANSWERS = "labels", "answers"
 
 def write_rows(path: Path, tasks: Sequence[Samples]) -> list[Columns]:
     """Write the samples of all tasks; says how each task's bytes are to be read."""
-    arrow, parquet = _pyarrow(path)
+    arrow, parquet = load_pyarrow()
     described: list[Columns] = []
     columns: dict[str, list[bytes | None]] = {}
     names: list[str] = []
@@ -45,7 +45,7 @@ def write_rows(path: Path, tasks: Sequence[Samples]) -> list[Columns]:
 
 def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Samples]:
     """The samples of every task, as they were written."""
-    _, parquet = _pyarrow(path)
+    _, parquet = load_pyarrow()
     try:
         table = parquet.read_table(path)
         names = table.column("task").to_pylist()
@@ -91,10 +91,11 @@ def _spell(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _pyarrow(path: Path) -> tuple[Any, Any]:
+def load_pyarrow() -> tuple[Any, Any]:
+    """The library and its parquet module, or one line that names the extra; call it before work that ends in a table."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise OptionError(
-            f"{path.parent}: keeping calibration samples needs pyarrow; pip install 'mergeway[data]', or keep none with --no-memory"
+            "keeping calibration samples needs pyarrow; pip install 'mergeway[data]', or keep none with --no-memory"
         ) from None

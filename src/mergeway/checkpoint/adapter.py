@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from mergeway.checkpoint.directory import staged_directory, write_card
 from mergeway.checkpoint.lora import CONFIG
 from mergeway.checkpoint.naming import names_of
+from mergeway.checkpoint.resolve import hub_id
 from mergeway.checkpoint.source import Checkpoint, read_json
 from mergeway.checkpoint.writer import FileWriter
 from mergeway.core.files import write_text
@@ -25,6 +26,8 @@ from mergeway.errors import CheckpointError, OptionError
 
 # Models whose blocks store x·W instead of W·x (transformers' Conv1D), and the layers that do so.
 _TRANSPOSED_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}
+# What peft writes before the name of a module.
+_PREFIX = "base_model.model."
 _CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$")
 
 
@@ -59,13 +62,18 @@ def write_adapter(
     model: Checkpoint,
     base: Checkpoint,
     rank: int,
-    card: str,
+    card: Callable[[Adapter], str],
     dtype: torch.dtype,
     force: bool,
     pool: Executor,
     progress: Progress = SILENT,
+    head: Mapping[str, Tensor] | None = None,
+    finish: Callable[[Path], None] = lambda _: None,
 ) -> Adapter:
-    """The adapter in a directory that `peft` loads on the base; energy is ‖Δ‖², of which the rank keeps Σ_{i≤r} σ_i²."""
+    """The adapter in a directory that `peft` loads on the base; energy is ‖Δ‖², of which the rank keeps Σ_{i≤r} σ_i².
+
+    The tensors of `head` are stored whole, as modules that `peft` puts in place of the base's.
+    """
     if rank < 1:
         raise OptionError(f"--lora is {rank}; the rank must be at least 1")
     moved = [n for n, i in base.infos.items() if i.merges and not torch.equal(model.read(n), base.read(n))]
@@ -84,6 +92,8 @@ def write_adapter(
         rows, columns = base.infos[name].shape[::-1] if transposed else base.infos[name].shape
         infos[_key(module[name], "A")] = TensorInfo((rank, columns), dtype)
         infos[_key(module[name], "B")] = TensorInfo((rows, rank), dtype)
+    whole = {f"{_PREFIX}{names.inside(n) if names else n}": t.to(dtype) for n, t in (head or {}).items()}
+    infos |= {key: TensorInfo(tuple(t.shape), dtype) for key, t in whole.items()}
     with staged_directory(out, force) as stage:
         writer = FileWriter(stage / "adapter_model.safetensors", infos)
         progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen), "bytes")
@@ -100,12 +110,20 @@ def write_adapter(
             return LayerEnergy(name, tuple(base.infos[name].shape), squared_norm(update), kept)
 
         layers = list(pool.map(job, chosen))
+        for key, tensor in whole.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(f"the head '{key}' does not fit into {dtype}; use a wider --dtype")
+            writer.write(key, 0, tensor)
         writer.finish()
-        write_text(stage / CONFIG, json.dumps(_config(base, rank, list(module.values()), transposed), indent=2) + "\n")
-        write_card(stage, card)
-    rest = [n for n in moved if n not in chosen]
-    left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
-    return Adapter(out, rank, layers, left)
+        rest = [n for n in moved if n not in chosen]
+        left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
+        done = Adapter(out, rank, layers, left)
+        saved = sorted({key.removeprefix(_PREFIX).rpartition(".")[0] for key in whole})
+        config = _config(base, rank, list(module.values()), transposed, saved)
+        write_text(stage / CONFIG, json.dumps(config, indent=2) + "\n")
+        write_card(stage, card(done))
+        finish(stage)
+    return done
 
 
 def _update(name: str, model: Checkpoint, base: Checkpoint) -> Tensor:
@@ -142,13 +160,17 @@ def _stores_transposed(base: Checkpoint) -> bool:
 
 
 def _key(module: str, side: str) -> str:
-    return f"base_model.model.{module}.lora_{side}.weight"
+    return f"{_PREFIX}{module}.lora_{side}.weight"
 
 
-def _config(base: Checkpoint, rank: int, modules: list[str], transposed: bool) -> Mapping[str, object]:
+def _config(
+    base: Checkpoint, rank: int, modules: list[str], transposed: bool, saved: list[str]
+) -> Mapping[str, object]:
+    found = hub_id(base.source)
     return {
         "peft_type": "LORA",
-        "base_model_name_or_path": base.source,
+        "base_model_name_or_path": found.repo if found else base.source,
+        "revision": found.revision if found else None,
         "task_type": None,
         "inference_mode": True,
         "r": rank,
@@ -157,4 +179,5 @@ def _config(base: Checkpoint, rank: int, modules: list[str], transposed: bool) -
         "bias": "none",
         "fan_in_fan_out": transposed,
         "target_modules": modules,
+        "modules_to_save": saved or None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -68,3 +69,14 @@ def write_card(directory: Path, text: str) -> None:
     """The model card beside the weights."""
     if team().lead:
         write_text(directory / "README.md", text)
+
+
+def licence_of(directory: Path | None) -> str | None:
+    """The licence that the card of a model names, if there is one."""
+    card = directory / "README.md" if directory else None
+    if card is None or not card.is_file():
+        return None
+    text = card.read_text(encoding="utf-8", errors="replace")
+    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    found = re.search(r"^license: *['\"]?([\w.+-]+)", front[1], re.MULTILINE) if front else None
+    return found[1] if found else None

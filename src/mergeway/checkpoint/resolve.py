@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from mergeway.core.files import reading
 from mergeway.errors import CheckpointError
 
 _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
+_FILES = (".safetensors", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
@@ -60,11 +62,27 @@ def _exists(path: Path) -> bool:
             raise
 
 
+@dataclass(frozen=True)
+class HubId:
+    """A repository of the hub, and a revision of it if one was asked for."""
+
+    repo: str
+    revision: str | None
+
+
+def hub_id(source: str) -> HubId | None:
+    """The repository that a reference stands for; None for what is on this disk, or in memory."""
+    match = _HUB_ID.match(source)
+    if not match or source.endswith(_FILES) or _exists(Path(source)):
+        return None
+    return HubId(match["repo"], match["revision"])
+
+
 def from_hub(source: str) -> Path:
     """The snapshot of a hub id, downloaded or from the cache."""
     nothing = CheckpointError(f"{source}: no such file or directory, and not a hub id of the form org/name[@revision]")
     match = _HUB_ID.match(source)
-    if not match or source.endswith((".safetensors", ".bin", ".pt", ".pth")):
+    if not match or source.endswith(_FILES):
         raise nothing
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

@@ -13,6 +13,8 @@ from mergeway.cli.app import DEPLOY, Force, Json, ShardSize, TrunkPath, app, com
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
 
+ENOUGH = 0.9  # share of the update's energy below which an adapter is another model
+
 
 @app.command(rich_help_panel=DEPLOY)
 def export(
@@ -32,8 +34,12 @@ def export(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", help="Put this task's own head into the model.", show_default=False),
+        typer.Option("--task", help="Put this task's own head into the model or adapter.", show_default=False),
     ] = None,
+    backbone: Annotated[
+        bool,
+        typer.Option("--backbone", help="Keep the base's head in the model, and write those of all tasks beside it."),
+    ] = False,
     shard_size: ShardSize = "5GB",
     force: Force = False,
     as_json: Json = False,
@@ -51,13 +57,20 @@ def export(
         done: dict[str, Any] = {"out": str(out), "step": last.step, "result": last.result}
         if lora is not None:
             options = {"dtype": wanted} if wanted else {}
-            adapter = opened.export_lora(out, lora, force=force, command=command_line(), **options)
+            adapter = opened.export_lora(
+                out, lora, task=task, backbone=backbone, force=force, command=command_line(), **options
+            )
             done |= _adapter_json(adapter)
+            if adapter.kept < ENOUGH:
+                bar.note(
+                    f"the adapter keeps only {100 * adapter.kept:.1f} % of the update's energy; a larger --lora keeps more of the linear weights"
+                )
         else:
             opened.export(
                 out,
                 dtype=wanted,
                 task=task,
+                backbone=backbone,
                 shard_size=read_size(shard_size),
                 force=force,
                 command=command_line(),

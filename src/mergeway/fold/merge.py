@@ -231,5 +231,5 @@ def _write_beside(stage: Path, stream: _Prepared, command: str | None) -> None:
     copy_side_files(stream.base.checkpoint.directory, stage)
     write_beside(stage, {a.task: a.head for a in stream.arrivals if a.head is not None})
     rows = [(a.task, a.checkpoint.source, a.seen.digest, a.weight) for a in stream.arrivals]
-    card = model_card(stream.base.checkpoint.source, stream.base.seen.digest, rows, stream.rule, command)
+    card = model_card(stream.base.checkpoint, stream.base.seen.digest, rows, stream.rule, command)
     write_card(stage, card)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
-from mergeway.checkpoint.heads import label_config, read_heads, with_head, write_beside
+from mergeway.checkpoint.heads import Head, label_config, read_heads, with_head, write_beside
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
-from mergeway.fold.card import model_card
+from mergeway.fold.card import adapter_notes, model_card
 from mergeway.fold.prepare import Base, prepare_base
 from mergeway.model.compute import Compute
 from mergeway.rules import Rule, make
@@ -125,33 +126,30 @@ class TrunkView:
         *,
         dtype: torch.dtype | None = None,
         task: str | None = None,
+        backbone: bool = False,
         shard_size: int = DEFAULT_SHARD,
         force: bool = False,
         command: str | None = None,
     ) -> Path:
         """Write the deployed model as a model directory that `transformers` loads.
 
-        Heads that tasks keep for themselves are written beside it, as `heads/TASK.safetensors`; with `task` that task's head
-        takes its place in the model itself.
+        Where tasks keep heads for themselves, name the `task` whose head takes its place in the model, or ask for the `backbone`:
+        the model with the base's own head, and all heads of tasks beside it, as `heads/TASK.safetensors`.
         """
         check_apart(Path(out), [self.base_ref])
-        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command)
         heads = read_heads(self._snapshot(self._store.journal().last, "heads"))
-        if task is not None and task not in heads:
-            raise TrunkError(
-                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
-            )
+        own = self._head(heads, task, backbone)
+        base = self._open_base()
         return write_model(
             Path(out),
-            with_head(self.deployed(), heads[task]) if task else self.deployed(),
-            self._open_base(),
-            card,
+            with_head(self.deployed(), own) if own else self.deployed(),
+            base,
+            self._card(base, command),
             dtype,
             shard_size,
             force,
             self._progress,
-            (lambda stage: label_config(stage, heads[task])) if task else (lambda stage: write_beside(stage, heads)),
+            (lambda stage: label_config(stage, own)) if own else (lambda stage: write_beside(stage, heads)),
         )
 
     def export_lora(
@@ -160,17 +158,51 @@ class TrunkView:
         rank: int,
         *,
         dtype: torch.dtype = torch.float32,
+        task: str | None = None,
+        backbone: bool = False,
         force: bool = False,
         command: str | None = None,
     ) -> Adapter:
-        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it."""
+        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it.
+
+        `task` and `backbone` are those of `export`; the head of a task is stored whole, among peft's `modules_to_save`.
+        """
         check_apart(Path(out), [self.base_ref])
-        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        card = model_card(self.base_ref, self.base_digest, rows, self.rule, command, library="peft")
+        heads = read_heads(self._snapshot(self._store.journal().last))
+        own = self._head(heads, task, backbone)
+        base = self._open_base()
         with worker_pool(self._threads) as pool:
             return write_adapter(
-                Path(out), self.deployed(), self._open_base(), rank, card, dtype, force, pool, self._progress
+                Path(out),
+                self.deployed(),
+                base,
+                rank,
+                lambda adapter: self._card(base, command, "peft", adapter_notes(adapter.kept, adapter.rank, task, own)),
+                dtype,
+                force,
+                pool,
+                self._progress,
+                own.tensors if own else None,
+                lambda stage: write_beside(stage, {} if own else heads),
             )
+
+    def _card(self, base: Checkpoint, command: str | None, library: str = "transformers", notes: str = "") -> str:
+        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
+        return model_card(base, self.base_digest, rows, self.rule, command, library, notes)
+
+    def _head(self, heads: Mapping[str, Head], task: str | None, backbone: bool) -> Head | None:
+        """The head that an export is to have; without one of a task it would have the base's, which no arrival has trained."""
+        if task is not None and backbone:
+            raise OptionError("--task and --backbone: give one of them")
+        if task is not None and task not in heads:
+            raise TrunkError(
+                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
+            )
+        if heads and task is None and not backbone:
+            raise TrunkError(
+                f"{self.path}: each task has a head of its own ({', '.join(heads)}), and the deployed model only the base's; export one task with --task NAME, or the backbone with all heads beside it with --backbone"
+            )
+        return heads[task] if task is not None else None
 
     def _open_base(self) -> Checkpoint:
         allow = self._store.settings()["base"].get("allow_pickle", False)
