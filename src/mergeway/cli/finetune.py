@@ -73,22 +73,21 @@ def finetune(
     compute: Compute,
 ) -> None:
     """Tune a suite's model on a task and write the arrival together with its Adam moments."""
+    from mergeway import train
     from mergeway.cli.display import console, print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
-    from mergeway.train import Training
-    from mergeway.train import finetune as tune
 
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
     distil, penalty = lwf_weight if lwf else 0.0, ewc_weight if ewc else 0.0
-    training = Training(
+    training = train.Training(
         epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent, distil, temperature, penalty, freeze
     )
     found = find_suite(suite, compute)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
     with progress() as bar:
-        done = tune(
+        done = train.finetune(
             found,
             names,
             out,
