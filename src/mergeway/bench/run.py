@@ -104,15 +104,7 @@ def bench(
     """
     suite = suite if isinstance(suite, Suite) else load_suite(suite, tests, compute)
     lengths = lengths or [len(suite.tasks)]
-    for length in lengths:
-        if not 1 <= length <= len(suite.tasks):
-            raise OptionError(f"--tasks {length}: suite '{suite.name}' has {len(suite.tasks)} tasks")
-    if utilities not in ("uniform", "random"):
-        raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
-    if orders < 1 or jobs < 1:
-        raise OptionError("--orders and --jobs must be at least 1")
-    if engine not in ("local", "ray"):
-        raise OptionError(f"--engine '{engine}': it takes local or ray")
+    _check(suite, lengths, orders, utilities, jobs, engine)
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
     cells = plan(suite, rules, lengths, orders, utilities, samples)
@@ -144,6 +136,18 @@ def bench(
     if store:
         store.finish(run.finished())
     return run
+
+
+def _check(suite: Suite, lengths: Sequence[int], orders: int, utilities: str, jobs: int, engine: str) -> None:
+    for length in lengths:
+        if not 1 <= length <= len(suite.tasks):
+            raise OptionError(f"--tasks {length}: suite '{suite.name}' has {len(suite.tasks)} tasks")
+    if utilities not in ("uniform", "random"):
+        raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
+    if orders < 1 or jobs < 1:
+        raise OptionError("--orders and --jobs must be at least 1")
+    if engine not in ("local", "ray"):
+        raise OptionError(f"--engine '{engine}': it takes local or ray")
 
 
 def _work(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,89 +11,83 @@ from mergeway.cli.app import COMPARE, Json, Set, app, read_options
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
+if TYPE_CHECKING:
+    from mergeway.model.compute import Compute
+
+
+SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")]
+Rules = Annotated[
+    str,
+    typer.Option("--rules", help="Rules with commas between them, options behind colons (iso:scaling=1.5), or 'all'."),
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option("--tasks", metavar="N[,N..]", help="Stream lengths; by default all tasks.", show_default=False),
+]
+Orders = Annotated[
+    int, typer.Option("--orders", help="How many seeded orders of the tasks; for tables of Holistic CMM, seeds.")
+]
+Utilities = Annotated[str, typer.Option("--utilities", help="uniform, or random for a draw of weights per order.")]
+SampleCount = Annotated[int, typer.Option("--samples", help="Calibration samples in all, for rules that need them.")]
+RunDirectory = Annotated[Path | None, typer.Option("--out", help="Keep the run in this directory.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Jobs = Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="local, or ray for tasks on a running Ray cluster or a local one.")
+]
+Tables = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="N[,N..]",
+        help="Make tables of the papers instead: 1 to 7 of ODE-M, opcm-2, opcm-3, holistic-1, .. or 'all'.",
+        show_default=False,
+    ),
+]
+Figures = Annotated[
+    str | None,
+    typer.Option(
+        "--figure",
+        metavar="N[,N..]",
+        help="Make figures of the papers: ode-m-5, opcm-5, holistic-1, .. or 'all'; a bare number is ODE-M's where it has one.",
+        show_default=False,
+    ),
+]
+
 
 @app.command(rich_help_panel=COMPARE)
 @computes
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")],
-    rules: Annotated[
-        str,
-        typer.Option(
-            "--rules", help="Rules with commas between them, options behind colons (iso:scaling=1.5), or 'all'."
-        ),
-    ] = "all",
-    tasks: Annotated[
-        str | None,
-        typer.Option("--tasks", metavar="N[,N..]", help="Stream lengths; by default all tasks.", show_default=False),
-    ] = None,
-    orders: Annotated[
-        int, typer.Option("--orders", help="How many seeded orders of the tasks; for tables of Holistic CMM, seeds.")
-    ] = 10,
-    utilities: Annotated[
-        str, typer.Option("--utilities", help="uniform, or random for a draw of weights per order.")
-    ] = "uniform",
-    samples: Annotated[
-        int, typer.Option("--samples", help="Calibration samples in all, for rules that need them.")
-    ] = 1024,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Keep the run in this directory.", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")] = 1,
-    engine: Annotated[
-        str, typer.Option("--engine", help="local, or ray for tasks on a running Ray cluster or a local one.")
-    ] = "local",
-    table: Annotated[
-        str | None,
-        typer.Option(
-            "--table",
-            metavar="N[,N..]",
-            help="Make tables of the papers instead: 1 to 7 of ODE-M, opcm-2, opcm-3, holistic-1, .. or 'all'.",
-            show_default=False,
-        ),
-    ] = None,
-    figure: Annotated[
-        str | None,
-        typer.Option(
-            "--figure",
-            metavar="N[,N..]",
-            help="Make figures of the papers: ode-m-5, opcm-5, holistic-1, .. or 'all'; a bare number is ODE-M's where it has one.",
-            show_default=False,
-        ),
-    ] = None,
+    suite: SuiteName,
+    rules: Rules = "all",
+    tasks: Lengths = None,
+    orders: Orders = 10,
+    utilities: Utilities = "uniform",
+    samples: SampleCount = 1024,
+    out: RunDirectory = None,
+    resume: Resume = False,
+    jobs: Jobs = 1,
+    engine: Engine = "local",
+    table: Tables = None,
+    figure: Figures = None,
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
     from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
-    from mergeway.errors import OptionError
     from mergeway.rules import RULES
 
     chosen = list(RULES) if rules == "all" else [r.strip() for r in rules.split(",") if r.strip()]
     if table or figure:
         from mergeway.cli.paper import make_paper
 
-        if utilities != "uniform":
-            raise OptionError(
-                "--utilities: a table has its own; Table 2 and Figure 8 of ODE-M are those with random ones"
-            )
+        check_utilities(utilities)
+        found, lengths = find_suite(suite, compute), read_lengths(tasks)
         featured = None if rules == "all" else chosen
-        make_paper(
-            find_suite(suite, compute),
-            table,
-            figure,
-            chosen,
-            featured,
-            read_lengths(tasks),
-            orders,
-            samples,
-            out,
-            jobs,
-            as_json,
-        )
+        make_paper(found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, as_json)
         return
     with progress() as bar:
         run = run_bench(
@@ -124,7 +118,7 @@ def evaluate(
     suite: Annotated[str, typer.Option("--suite", help="The suite whose test data judges it.")],
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Measure a deployed model or a checkpoint on the tasks of a suite."""
     from mergeway.checkpoint import open_checkpoint
@@ -163,7 +157,7 @@ def path(
     options: Set = None,
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Sweep the trajectory between two checkpoints: loss, damping and, on a suite, accuracy at each operating time."""
     from mergeway.bench.sweep import sweep
@@ -209,6 +203,14 @@ def read_lengths(text: str | None) -> list[int] | None:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise OptionError(f"--tasks {text!r}: expected whole numbers with commas between them, such as 4,8") from None
+
+
+def check_utilities(kind: str) -> None:
+    """A table or a figure says itself which utilities it is with."""
+    from mergeway.errors import OptionError
+
+    if kind != "uniform":
+        raise OptionError("--utilities: a table has its own; Table 2 and Figure 8 of ODE-M are those with random ones")
 
 
 def print_rows(result: dict[str, Any], orders: int) -> None:

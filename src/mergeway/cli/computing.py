@@ -34,21 +34,22 @@ _OPTIONS = {
 }
 
 
-def computes(command: Callable[..., Any]) -> Callable[..., Any]:
+def computes(command: Callable[..., None]) -> Callable[..., None]:
     """A command with these options in place of its last parameter, `compute`."""
+    command.__annotations__.pop("compute")  # no option, and its type would bring in torch to print a help text
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "compute"]
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in _OPTIONS.items()
     ]
 
-    def run(**given: Any) -> Any:
+    def run(**given: Any) -> None:
         from mergeway.model.compute import Compute
 
         compute = Compute(**{name: given.pop(name) for name in _OPTIONS})
         if given.get("engine") != "ray":  # there it is the cluster's machines that need the device
             _ = compute.where
-        return command(**given, compute=compute)
+        command(**given, compute=compute)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]

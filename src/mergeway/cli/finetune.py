@@ -3,82 +3,91 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mergeway.cli.app import TRAIN, Force, Json, NoWait, TrunkPath, app, command_line
 from mergeway.cli.computing import computes
 
+if TYPE_CHECKING:
+    from mergeway.model.compute import Compute
+
+
+SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")]
+TaskNames = Annotated[
+    str, typer.Argument(metavar="TASK", help="A task of it; several with commas, or 'all', are trained jointly.")
+]
+Out = Annotated[Path, typer.Option("--out", help="The arrival's directory.")]
+Start = Annotated[
+    str | None,
+    typer.Option("--start", help="An expert or a trunk to start from; by default the base.", show_default=False),
+]
+Tangent = Annotated[bool, typer.Option("--tangent", help="Train in the tangent space of the base.")]
+Lwf = Annotated[bool, typer.Option("--lwf", help="Distil from the model at the start.")]
+LwfWeight = Annotated[float, typer.Option("--lwf-weight", help="What distillation counts in the loss.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="How soft the distilled answers are.")]
+Ewc = Annotated[bool, typer.Option("--ewc", help="Penalise moves by the Fisher information of earlier tasks.")]
+EwcWeight = Annotated[float, typer.Option("--ewc-weight", help="What the penalty counts in the loss.")]
+Epochs = Annotated[int, typer.Option("--epochs", help="Passes over the training data.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Steps in all, instead of --epochs.", show_default=False)]
+Rate = Annotated[float, typer.Option("--lr", help="The highest learning rate.")]
+WeightDecay = Annotated[float, typer.Option("--weight-decay", help="AdamW's weight decay.")]
+Batch = Annotated[int, typer.Option("--batch", help="Examples a step.")]
+Warmup = Annotated[float, typer.Option("--warmup", help="The share of the steps in which the rate rises.")]
+Clip = Annotated[float, typer.Option("--clip", help="The longest gradient.")]
+Seed = Annotated[int, typer.Option("--seed", help="The order of the examples.")]
+Freeze = Annotated[
+    str | None,
+    typer.Option("--freeze", metavar="REGEX", help="Parameters that stay as they are.", show_default=False),
+]
+SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")]
+
 
 @app.command(rich_help_panel=TRAIN)
 @computes
 def finetune(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")],
-    task: Annotated[
-        str, typer.Argument(metavar="TASK", help="A task of it; several with commas, or 'all', are trained jointly.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="The arrival's directory.")],
-    start: Annotated[
-        str | None,
-        typer.Option("--start", help="An expert or a trunk to start from; by default the base.", show_default=False),
-    ] = None,
-    tangent: Annotated[bool, typer.Option("--tangent", help="Train in the tangent space of the base.")] = False,
-    lwf: Annotated[bool, typer.Option("--lwf", help="Distil from the model at the start.")] = False,
-    lwf_weight: Annotated[float, typer.Option("--lwf-weight", help="What distillation counts in the loss.")] = 0.3,
-    temperature: Annotated[float, typer.Option("--temperature", help="How soft the distilled answers are.")] = 2.0,
-    ewc: Annotated[
-        bool, typer.Option("--ewc", help="Penalise moves by the Fisher information of earlier tasks.")
-    ] = False,
-    ewc_weight: Annotated[float, typer.Option("--ewc-weight", help="What the penalty counts in the loss.")] = 1e6,
-    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the training data.")] = 10,
-    steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps in all, instead of --epochs.", show_default=False)
-    ] = None,
-    lr: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-5,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="AdamW's weight decay.")] = 0.1,
-    batch: Annotated[int, typer.Option("--batch", help="Examples a step.")] = 128,
-    warmup: Annotated[float, typer.Option("--warmup", help="The share of the steps in which the rate rises.")] = 0.1,
-    clip: Annotated[float, typer.Option("--clip", help="The longest gradient.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="The order of the examples.")] = 0,
-    freeze: Annotated[
-        str | None,
-        typer.Option("--freeze", metavar="REGEX", help="Parameters that stay as they are.", show_default=False),
-    ] = None,
-    save_every: Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")] = 100,
+    suite: SuiteName,
+    task: TaskNames,
+    out: Out,
+    start: Start = None,
+    tangent: Tangent = False,
+    lwf: Lwf = False,
+    lwf_weight: LwfWeight = 0.3,
+    temperature: Temperature = 2.0,
+    ewc: Ewc = False,
+    ewc_weight: EwcWeight = 1e6,
+    epochs: Epochs = 10,
+    steps: Steps = None,
+    lr: Rate = 1e-5,
+    weight_decay: WeightDecay = 0.1,
+    batch: Batch = 128,
+    warmup: Warmup = 0.1,
+    clip: Clip = 1.0,
+    seed: Seed = 0,
+    freeze: Freeze = None,
+    save_every: SaveEvery = 100,
     force: Force = False,
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Tune a suite's model on a task and write the arrival together with its Adam moments."""
+    from mergeway import train
     from mergeway.cli.display import console, print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
-    from mergeway.train import Training
-    from mergeway.train import finetune as tune
 
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
-    training = Training(
-        epochs,
-        steps,
-        lr,
-        weight_decay,
-        batch,
-        warmup,
-        clip,
-        seed,
-        tangent,
-        lwf_weight if lwf else 0.0,
-        temperature,
-        ewc_weight if ewc else 0.0,
-        freeze,
+    distil, penalty = lwf_weight if lwf else 0.0, ewc_weight if ewc else 0.0
+    training = train.Training(
+        epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent, distil, temperature, penalty, freeze
     )
     found = find_suite(suite, compute)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
     with progress() as bar:
-        done = tune(
+        done = train.finetune(
             found,
             names,
             out,
@@ -93,8 +102,8 @@ def finetune(
     if as_json:
         print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
         return
-    how = "in the tangent space, " if tangent else ""
-    console().print(f"{out}: {', '.join(names)}, {how}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
+    where = "in the tangent space, " if tangent else ""
+    console().print(f"{out}: {', '.join(names)}, {where}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -158,7 +167,7 @@ def align(
     no_wait: NoWait = False,
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Bring the features of the deployed model back to those before its last fold."""
     from dataclasses import asdict

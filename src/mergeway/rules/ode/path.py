@@ -86,6 +86,16 @@ class Trajectory:
             return self.end
         return self.saved.get(t) or self.again(t)
 
+    def facts(self) -> dict[str, float]:
+        """What a fold by this path reports."""
+        return {
+            "time": self.until,
+            "gradients": self.evaluations,
+            "barrier": self.barrier,
+            "bound": self.bound,
+            "gamma": min(self.gammas),
+        }
+
     def summary(self) -> dict[str, object]:
         """What a journal keeps: every number, no tensors."""
         plain: dict[str, object] = {k: v for k, v in vars(self).items() if k not in _TENSORS}

@@ -13,6 +13,7 @@ from mergeway.core.ranks import ALONE, Team
 from mergeway.rules.ode.metric import Metric
 from mergeway.rules.ode.path import Trajectory
 from mergeway.rules.ode.plan import Barrier, Plan, Solver
+from mergeway.rules.ode.presets import RELEASED, left_alone
 from mergeway.rules.ode.refine import refine
 from mergeway.rules.ode.schedule import operating_time
 from mergeway.rules.ode.solve import follow
@@ -66,14 +67,7 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
             return Merged({"model": arrival}, arrival)
         until = operating_time(at.weight, at.total, self.chosen().time)
         path = self.path(state["model"], arrival, objective, until, team=team)
-        facts = {
-            "time": path.until,
-            "gradients": path.evaluations,
-            "barrier": path.barrier,
-            "bound": path.bound,
-            "gamma": min(path.gammas),
-        }
-        return Merged({"model": path.end}, path.end, facts, {"trajectory": path.summary()})
+        return Merged({"model": path.end}, path.end, path.facts(), {"trajectory": path.summary()})
 
     def path(
         self, start: Params, target: Params, loss: Loss, until: float, save: Sequence[float] = (), team: Team = ALONE
@@ -101,10 +95,4 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
 
     def chosen(self) -> Ode:
         """The options in force: a preset fills in what was left at its default."""
-        if self.preset == "paper":
-            return self
-        left = {k: v for k, v in _RELEASED.items() if getattr(self, k) == getattr(Ode, k)}
-        return replace(self, **left, preset="paper")
-
-
-_RELEASED = {"step": 0.01, "guidance": 0.24, "task_norm": 0.25, "barrier": "per-task", "refine": 80}
+        return self if self.preset == "paper" else replace(self, **left_alone(self, RELEASED), preset="paper")
