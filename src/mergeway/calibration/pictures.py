@@ -9,6 +9,8 @@ import numpy as np
 
 from mergeway.errors import OptionError
 
+# A picture of a few bytes may claim any size; no camera takes one of these.
+MAX_PIXELS, MAX_RATIO = 1 << 27, 1000
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
@@ -19,8 +21,13 @@ def decode(where: str, data: Any, size: int) -> np.ndarray:
     except ImportError:
         raise OptionError(f"{where}: reading images needs Pillow; pip install 'mergeway[data]'") from None
     try:
-        picture = Image.open(io.BytesIO(data)).convert("RGB")
-    except (UnidentifiedImageError, OSError, TypeError):
+        opened = Image.open(io.BytesIO(data))
+        if opened.width * opened.height > MAX_PIXELS or max(opened.size) > MAX_RATIO * min(opened.size):
+            raise OptionError(f"{where}: a picture of {opened.width} x {opened.height} pixels is too large or too long")
+        picture = opened.convert("RGB")
+    except Image.DecompressionBombError:
+        raise OptionError(f"{where}: holds a picture of too many pixels") from None
+    except (UnidentifiedImageError, OSError, TypeError, ValueError, SyntaxError):
         raise OptionError(f"{where}: holds something that is not an image") from None
     if picture.size == (size, size):
         return np.asarray(picture)

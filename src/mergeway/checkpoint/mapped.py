@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mergeway.core.files import reading
+from mergeway.core.files import reading, regular
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
 
@@ -43,6 +43,7 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        regular(path)
         with reading(path), _well_formed(path):
             # The library's checks of the header: sizes, dtypes, offsets without gaps. For NumPy it maps nothing writable.
             names = safe_open(path, framework="np").keys()

@@ -14,7 +14,7 @@ from mergeway.checkpoint.lora import CONFIG as LORA_CONFIG
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.pickled import pickles_in, read_pickles, refuse
 from mergeway.checkpoint.source import Checkpoint, InMemory, SafetensorsFiles, open_directory
-from mergeway.core.files import reading
+from mergeway.core.files import reading, regular
 from mergeway.errors import CheckpointError
 
 _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
@@ -39,6 +39,7 @@ def open_checkpoint(ref: Reference, base: Checkpoint | None = None, allow_pickle
     source, path = str(ref), Path(ref)
     if not _exists(path):
         path = from_hub(source)
+    regular(path)
     if pickles := pickles_in(path):
         if not allow_pickle:
             raise refuse(source, path, pickles)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from mergeway.checkpoint.mapped import DTYPES, MappedFile, one_line
+from mergeway.core.files import regular
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
 
+MAX_JSON = 1 << 28  # bytes; the index of the largest models takes a hundredth of it
 _SPELLED = {dtype: text for text, dtype in DTYPES.items()}
 
 
@@ -95,6 +97,12 @@ class SafetensorsFiles:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file, or one line that says why not."""
     try:
+        if path.exists():
+            regular(path)
+        if path.stat().st_size > MAX_JSON:
+            raise CheckpointError(
+                f"{path}: {what} has {path.stat().st_size} bytes, more than any such file; get it again"
+            )
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise CheckpointError(f"{path}: {what} cannot be read ({problem.strerror})") from None

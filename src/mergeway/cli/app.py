@@ -58,6 +58,7 @@ TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's di
 # The panels of `mergeway --help`.
 FOLD, DEPLOY, TRAIN, COMPARE = "Fold arrivals", "Look and deploy", "Train and prepare", "Compare rules"
 
+INTERRUPTED = 130
 _ANYWHERE = ("--quiet", "-q", "--debug")
 
 
@@ -120,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words
+    _forget_steps()
     shared = [w for w in words if w in _ANYWHERE]
     Settings.debug = "--debug" in shared
     for word in words:
@@ -129,6 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
         rest = [w for w in words if w not in _ANYWHERE]
         result = app([*shared, *rest], prog_name="mergeway", standalone_mode=False)
         sys.stdout.flush()
+        if result == INTERRUPTED:  # some versions of typer return it, others raise
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except RankLost as problem:
         Settings.silent = False  # the lead may be the one that is gone
@@ -138,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as problem:
         return _failed(problem.format_message(), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _failed("interrupted; nothing was changed", 130)
+        return _failed(f"interrupted; {_outcome()}", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has gone; what is left in the buffer has nowhere to go either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,12 +155,25 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         if _is_memory(problem):
             return _failed(
-                "there was not enough memory; nothing was changed (fewer --threads, a smaller --micro-batch or more ranks need less)",
+                f"there was not enough memory; {_outcome()} (fewer --threads, a smaller --micro-batch or more ranks need less)",
                 1,
             )
         return _failed(
             f"this is a bug in mergeway: {type(problem).__name__}: {problem} (run again with --debug and report it)", 1
         )
+
+
+def _outcome() -> str:
+    """What has become of the trunk by now; the module is there if a trunk was opened."""
+    store = sys.modules.get("mergeway.trunk.store")
+    steps = store.committed if store else []
+    return f"step {steps[-1]} is committed" if steps else "nothing was changed"
+
+
+def _forget_steps() -> None:
+    store = sys.modules.get("mergeway.trunk.store")
+    if store:
+        store.committed.clear()
 
 
 def _system_error(problem: OSError) -> str:

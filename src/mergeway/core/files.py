@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as problem:
         raise CheckpointError(f"{path}: cannot be read ({problem.strerror or problem})") from None
+
+
+def regular(path: Path) -> None:
+    """Refuse what is no file with an end: a pipe waits for ever, a device may never stop."""
+    with reading(path):
+        mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise CheckpointError(f"{path}: is a pipe, a socket or a device, not a file; save it as a file first")
 
 
 def flush(path: Path) -> None:
@@ -175,7 +184,13 @@ def _make_stage(out: Path) -> Path:
 def _place_directory(stage: Path, out: Path, replace: bool) -> None:
     with writing(out):
         if not (replace and out.exists()):
-            place(stage, out)
+            flush_tree(stage)
+            os.rename(stage, out)
+            try:
+                flush(out.parent)
+            except OSError:
+                os.rename(out, stage)
+                raise
             return
         flush_tree(stage)
         swap(stage, out)

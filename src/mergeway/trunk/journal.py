@@ -73,6 +73,16 @@ class Folded:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The same as a point knows it, which is written anew at every step: no more than a change asks for."""
+
+    step: int
+    task: str
+    digest: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class Point:
     """Where a trunk stands: its last record, where that one is in the journal, and the arrivals that the model holds.
 
@@ -84,7 +94,7 @@ class Point:
     end: int
     settings: str
     weights: tuple[float, ...]
-    rows: bytes  # step, task, source and digest of every arrival, a line each
+    rows: bytes  # step, task and digest of every arrival, a line each
 
     @classmethod
     def of(cls, last: Record, end: int, settings: str, held: Sequence[Folded]) -> Point:
@@ -121,13 +131,10 @@ class Point:
         end = self.end + len(record.line().encode()) + 1
         return replace(self, last=record, end=end, weights=(*self.weights, held.weight), rows=self.rows + _row(held))
 
-    def folded(self) -> list[Folded]:
+    def held(self) -> list[Held]:
         """The arrivals that the model holds, in the order they were folded."""
         rows = [json.loads(line) for line in self.rows.splitlines()]
-        return [
-            Folded(step, task, source, digest, weight)
-            for (step, task, source, digest), weight in zip(rows, self.weights, strict=True)
-        ]
+        return [Held(row[0], row[1], row[2], weight) for row, weight in zip(rows, self.weights, strict=True)]
 
     def __contains__(self, task: object) -> bool:
         """Whether the model holds an arrival of this name; most often it does not, and no row is parsed."""
@@ -135,18 +142,18 @@ class Point:
 
     @cached_property
     def _tasks(self) -> set[str]:
-        return {f.task for f in self.folded()}
+        return {f.task for f in self.held()}
 
-    def with_digest(self, digest: str) -> Folded | None:
+    def with_digest(self, digest: str) -> Held | None:
         """The arrival with these weights, if the model holds it."""
         if digest.encode() not in self.rows:
             return None
-        return next((f for f in self.folded() if f.digest == digest), None)
+        return next((f for f in self.held() if f.digest == digest), None)
 
 
-def _row(held: Folded) -> bytes:
+def _row(held: Folded | Held) -> bytes:
     # Line feeds are the only ends of lines, and JSON escapes them.
-    return json.dumps([held.step, held.task, held.source, held.digest], separators=(",", ":")).encode() + b"\n"
+    return json.dumps([held.step, held.task, held.digest], separators=(",", ":")).encode() + b"\n"
 
 
 def _folded(record: Record) -> Folded:
@@ -242,7 +249,7 @@ class Journal:
             elif record.kind == "remove":
                 before = [f for f in before if f.task != record.task]
             elif record.kind == "rollback":
-                before = held.get(record.details.get("to"), [])
+                before = held.get(record.details.get("to", -1), [])
             held[record.step] = before
         return held[self.last.step if step is None else step]
 

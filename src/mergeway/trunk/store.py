@@ -35,6 +35,8 @@ from mergeway.trunk.lock import WriterLock
 from mergeway.trunk.snapshot import DIGESTS, Digests, Each, Snapshot
 
 FORMAT = 2
+# The steps that this process has committed, so that whoever is interrupted afterwards is told the truth.
+committed: list[int] = []
 
 
 class Store:
@@ -46,6 +48,7 @@ class Store:
         self.settings_path = path / "trunk.json"
         self.head_path = path / "head"
         self.steps = path / "steps"
+        self._known: Point | None = None  # where the trunk stands for as long as we hold the lock and change nothing
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any], first: Record) -> Store:
@@ -104,6 +107,8 @@ class Store:
 
     def point(self) -> Point:
         """Where the trunk stands: as the head says if the journal ends there, else by the whole journal."""
+        if self._known is not None:
+            return self._known
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, TrunkError):
             if (point := Point.read(self._head(), self.journal_path)) is not None:
                 return point
@@ -122,11 +127,12 @@ class Store:
             team().from_lead(self._sweep)
             yield
         finally:
+            self._known = None
             lock.release()
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
-        point = self.point()
+        point = self._known = self.point()
         if point.settings != self.settings_digest():
             raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
         with writing(self.path):
@@ -168,6 +174,7 @@ class Store:
 
     def _append(self, point: Point, record: Record, keep: int, stage: Path | None = None) -> Record:
         """The commit: the snapshot gets its name, then the journal its record."""
+        self._known = None
         line = (record.line() + "\n").encode()
         step = self.snapshot(record.step)
         try:
@@ -182,6 +189,7 @@ class Store:
             raise TrunkError(
                 f"step {record.step} is committed, but a power cut now could undo it ({problem})"
             ) from None
+        committed.append(record.step)
         self._write_head(point, record)
         self._prune(record, keep)
         return record

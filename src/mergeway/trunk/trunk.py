@@ -143,7 +143,7 @@ class Trunk(TrunkView):
         with self._change(wait) as change:
             change.folder.check_removable()
             base, point = change.base, change.point
-            held = {f.task: f for f in point.folded()}
+            held = {f.task: f for f in point.held()}
             if task not in held:
                 raise TrunkError(f"{self.path}: holds no task '{task}'; it holds {', '.join(held) or 'none'}")
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
@@ -234,7 +234,7 @@ class Trunk(TrunkView):
         """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
         name, base = self.rule.name, change.base
         if change.folder.asks == "tasks":
-            tasks = {f.task: f.weight for f in change.point.folded()} | {arrival.task: arrival.weight}
+            tasks = {f.task: f.weight for f in change.point.held()} | {arrival.task: arrival.weight}
             held = CalibrationMemory.read(self._snapshot(change.point.last, "calibration"))
             held = held or CalibrationMemory({}, bounds=self.bounds)
             memory, loss = calibrate(name, base.checkpoint, tasks, heads, held, request)
