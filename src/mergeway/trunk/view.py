@@ -63,7 +63,7 @@ class TrunkView:
         return self._store.path
 
     def memory(self) -> dict[str, Any]:
-        """The calibration samples that the trunk remembers: tasks, samples, bytes."""
+        """The calibration samples that the trunk remembers: tasks, samples, the arrivals' answers, bytes."""
         directory = self._snapshot(self._store.journal().last)
         held = CalibrationMemory.read(directory)
         if held is None or directory is None:
