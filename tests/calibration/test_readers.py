@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mergeway.calibration.readers import read_data, read_head
+from mergeway.calibration.samples import UNKNOWN
 from mergeway.calibration.task_data import task_data
 from mergeway.errors import OptionError
 from mergeway.model.kinds import kind_of, make_model
@@ -106,6 +107,32 @@ def test_text_from_jsonl_and_parquet(text, tmp_path):
         assert samples.inputs["input_ids"][1].tolist() == [*(words[w] for w in texts[1].split()), 0, 0, 0, 0]
 
 
+def test_images_without_labels(vision, tmp_path):
+    """Arrays without y, a folder without class folders, a table without the column."""
+    np.savez(tmp_path / "a.npz", x=IMAGES)
+    np.savez(tmp_path / "b.npz", x_train=IMAGES, x_test=IMAGES[:2], y_test=LABELS[:2])
+    table = pyarrow.table({"image": [png(image) for image in IMAGES]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "folder" / "empty").mkdir(parents=True)
+    for k, image in enumerate(IMAGES):
+        (tmp_path / "folder" / f"{k}.png").write_bytes(png(image))
+    for name in ("a.npz", "b.npz", "a.parquet", "folder"):
+        samples = read_data(tmp_path / name, "t", HEAD, vision.model)
+        assert np.array_equal(samples.inputs["images"].numpy(), IMAGES)
+        assert samples.labels.tolist() == [UNKNOWN] * 6 and samples.labels.dtype is torch.int64
+        assert not samples.labelled
+
+
+def test_texts_without_labels(text, tmp_path):
+    texts = ["the red dog", "a blue cat sings", "green"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        samples = read_data(tmp_path / name, "t", HEAD, text.model)
+        assert samples.labels.tolist() == [UNKNOWN] * 3
+        assert samples.inputs["attention_mask"].sum(1).tolist() == [3, 4, 1]
+
+
 def test_data_of_a_suite(vision):
     """SUITE#TASK brings head and settings; without #TASK the arrival's own name decides."""
     model, samples = task_data(f"{vision.path}#bees", None, "other", vision.base)
@@ -192,8 +219,8 @@ def npz(path, **arrays):
         ({"x": IMAGES[:0], "y": LABELS[:0]}, "there are no samples"),
         ({"x": IMAGES, "y": LABELS[:5]}, "6 rows of 'images' for 5 labels"),
         ({"x": IMAGES, "y": LABELS + 0.5}, "labels are float64"),
-        ({"x": IMAGES}, "has no array 'x_train'; it holds x"),
-        ({"x_train": IMAGES}, "x_train"),
+        ({"x": IMAGES, "y": np.where(LABELS == 0, -1, LABELS)}, "label -1 is out of range"),
+        ({"y": LABELS}, "has no array 'x_train'; it holds y"),
         ({"images": IMAGES}, "it holds images"),
         ({"x": np.array(["a"] * 6), "y": LABELS}, "the images are <U1"),
     ],
@@ -245,6 +272,9 @@ def test_folders_that_do_not_fit(adding, tmp_path):
     (tmp_path / "two" / "b").mkdir()
     (tmp_path / "two" / "a" / "x.png").write_bytes(png(IMAGES[0]))
     assert "2 class folders, but the head has 3 classes" in adding(tmp_path / "two")
+    (tmp_path / "two" / "z.png").write_bytes(png(IMAGES[0]))
+    assert "1 images without a label beside 2 class folders; label all images or none" in adding(tmp_path / "two")
+    (tmp_path / "two" / "z.png").unlink()
     (tmp_path / "two" / "c").mkdir()
     (tmp_path / "two" / "c" / "y.png").write_bytes(b"no picture")
     assert "holds something that is not an image" in adding(tmp_path / "two")
@@ -253,7 +283,10 @@ def test_folders_that_do_not_fit(adding, tmp_path):
 def test_tables_that_do_not_fit(adding, tmp_path):
     for columns, said in (
         ({"picture": [1], "label": [0]}, "has no column 'image'; it has picture, label"),
-        ({"image": [png(IMAGES[0])]}, "has no column 'label'"),
+        (
+            {"image": [png(IMAGES[0])] * 2, "label": [1, None]},
+            "a label is None; labels are whole numbers, or there is no",
+        ),
         ({"image": [None], "label": [0]}, "not an image"),
         ({"image": [{"path": "x"}], "label": [0]}, "not an image"),
         ({"image": [png(IMAGES[0])], "label": ["dog"]}, "a label is 'dog'; labels are whole numbers"),
@@ -267,7 +300,15 @@ def test_tables_that_do_not_fit(adding, tmp_path):
     ("content", "said"),
     [
         ("not json\n", "line 1: expected an object with 'text' and an integer 'label'"),
-        ('{"text": "a", "label": 0}\n{"text": "b"}\n', "line 2"),
+        (
+            '{"text": "a", "label": 0}\n{"text": "b"}\n',
+            "line 2: has no label, and line 1 has one; label all lines or none",
+        ),
+        (
+            '{"text": "a"}\n{"text": "b", "label": 0}\n',
+            "line 2: has a label, and line 1 has none; label all lines or none",
+        ),
+        ('{"text": "a", "label": null}\n', "line 1: expected"),
         ('{"text": "a", "label": "dog"}\n', "line 1"),
         ('{"text": "a", "label": 1.5}\n', "line 1"),
         ("[1]\n", "line 1"),

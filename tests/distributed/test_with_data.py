@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -9,6 +10,7 @@ import torchrun
 
 import mergeway as mw
 from mergeway.bench.suite import load_suite
+from mergeway.calibration.memory import Bounds
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -74,6 +76,31 @@ def test_two_ranks_deploy_the_same_model(tmp_path, rule, words):
         torch.testing.assert_close(theirs[key], tensor, rtol=1e-4, atol=2e-5)
     assert any(float((tensor - before[key]).abs().max()) > 1e-3 for key, tensor in ours.items())
     assert two.verify() == []
+
+
+def test_two_ranks_learn_the_same_without_labels(tmp_path):
+    suite = load_suite(tiny.vision_suite(tmp_path / "suite"))
+    first, second = suite.tasks[:2]
+    for task in (first, second):
+        with np.load(task.data) as file:
+            np.savez(tmp_path / f"{task.name}.npz", x=file["x_train"])
+    rule = mw.rules.Steer(steps=3, most=6, batch=12)
+    for folder in ("one", "two"):
+        trunk = mw.Trunk.create(tmp_path / folder, suite.base, rule, memory=Bounds(20, copies=2))
+        trunk.add(first.expert, first.name, data=tmp_path / f"{first.name}.npz", head=first.head)
+    one = mw.Trunk.open(tmp_path / "one")
+    one.add(second.expert, second.name, data=tmp_path / f"{second.name}.npz", head=second.head)
+    line = ["add", tmp_path / "two", second.expert, "--task", second.name]
+    line += ["--data", tmp_path / f"{second.name}.npz", "--head", second.head]
+    code, _, err = torchrun.finish(torchrun.start(*line))
+    assert code == 0, err
+    two = mw.Trunk.open(tmp_path / "two")
+    for name, tensor in one.params().items():
+        torch.testing.assert_close(two.params()[name], tensor, rtol=1e-5, atol=1e-5)
+    assert two.log()[-1].details["losses"] == pytest.approx(one.log()[-1].details["losses"], rel=1e-4)
+    # Every rank asks for itself, and hears the same.
+    assert [row["answers"] for row in two.memory()["tasks"]] == [30, 30]
+    assert two.memory() == one.memory() and two.verify() == []
 
 
 @pytest.mark.parametrize("rule", ["fisher", "regmean"])

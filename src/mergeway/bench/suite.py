@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mergeway.calibration.loss import Predict
 from mergeway.calibration.readers import read_head
-from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, require_labels
 from mergeway.calibration.suite import SuiteData
 from mergeway.model.compute import Compute
 from mergeway.model.model import Encoder
@@ -115,6 +115,7 @@ def mean_features(
     """The nearest-mean classifier: each class's mean feature, of length 1, and which classes have any samples."""
     sums, counts = torch.zeros(classes, model.width), torch.zeros(classes)
     for task in tasks:
+        require_labels(task, "class means need them")
         for start in range(0, len(task), 64):
             rows = task.rows(slice(start, start + 64))
             sums.index_add_(0, rows.labels, model.features(params, rows.inputs))

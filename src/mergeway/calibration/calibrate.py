@@ -37,6 +37,8 @@ class CalibrationRequest:
     objective: Objective | Callable[[Params], Tensor] | None
     remember: bool
     compute: Compute | None = None
+    # How many copies of each sample the arrival is asked about; by default as many as the memory says.
+    copies: int | None = None
 
 
 def calibrate(
@@ -72,8 +74,13 @@ def calibrate(
         )
     whole = grown.shared_out(names, weights)
     assert whole is not None
+    for task in whole.tasks:
+        if task.task != names[-1] and not task.labelled and task.answers is None:
+            raise OptionError(
+                f"the samples of '{task.task}' have no labels, and the trunk kept none of its answers; give labelled data of it with --data {task.task}=DATA, and keep the samples of tasks without labels (no --no-memory)"
+            )
     kept = whole if request.remember else held.shared_out(names, weights)
-    return kept, whole.objective(model, weights)
+    return kept, whole.objective(model, weights, request.copies)
 
 
 def read_task(

@@ -19,9 +19,7 @@ Predict = Callable[[Params, Inputs, Head], Tensor]
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean loss of classes, or of every next token that is not masked, where the logits are."""
     if labels.ndim == 1 and bool((labels == UNKNOWN).any()):
-        raise OptionError(
-            "the samples have no labels, and the arrival's own answers were not kept; give labelled data, or add the task again"
-        )
+        raise OptionError("the samples have no labels, and no arrival has answered for them; give labelled data")
     labels = labels.to(logits.device)
     if logits.dtype is torch.bfloat16:  # what autocast leaves behind
         logits = logits.float()

@@ -45,6 +45,7 @@ class Bounds:
     def __post_init__(self) -> None:
         if type(self.size) is not int or self.size < 1:
             raise OptionError(f"--memory is {self.size!r}; it must be at least 1 sample")
+        check_copies(self.copies)
         if self.share not in get_args(Sharing):
             raise OptionError(f"--memory-share '{self.share}': {suggest(str(self.share), get_args(Sharing))}")
 
@@ -88,14 +89,14 @@ class CalibrationMemory:
         found = {t.task: t.answers for t in objective.pool}
         return replace(self, tasks=[replace(t, answers=found.get(t.task, t.answers)) for t in self.tasks])
 
-    def objective(self, model: Model, weights: Sequence[float]) -> SampleObjective:
-        """The loss of all tasks in the memory, by the model that they were read for."""
+    def objective(self, model: Model, weights: Sequence[float], copies: int | None = None) -> SampleObjective:
+        """The loss of all tasks in the memory, by the model that they were read for; `copies` in place of the bounds'."""
         if len(weights) != len(self.tasks):
             raise TrunkError(
                 f"the trunk holds {len(weights)} arrivals but calibration samples of {len(self.tasks)}; give --data with every arrival"
             )
         by_utility = self.bounds.share == "utility"
-        size, copies = self.bounds.size, self.bounds.copies
+        size, copies = self.bounds.size, self.bounds.copies if copies is None else copies
         return SampleObjective(model, self.tasks, weights, size=size, by_utility=by_utility, copies=copies)
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:
@@ -144,7 +145,7 @@ class CalibrationMemory:
             return None
         described = read_json(directory / DESCRIPTION, "the calibration memory")
         try:
-            bounds = Bounds(described["size"], described["share"], described["seed"], described["copies"])
+            bounds = Bounds(described["size"], described["share"], described["seed"], described.get("copies"))
             rows: list[dict[str, Any]] = described["tasks"]
             names = [row["name"] for row in rows]
             found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
@@ -157,22 +158,34 @@ class CalibrationMemory:
         return cls(described["settings"], tasks, bounds)
 
     def summary(self, directory: Path) -> dict[str, Any]:
-        """What a person asks of a memory: tasks, samples, bytes on the disk."""
+        """What a person asks of a memory: tasks, samples, the arrivals' answers, bytes on the disk."""
         files = [p for p in (directory / DESCRIPTION, directory / ROWS, directory / HEADS) if p.exists()]
         return {
             "kind": self.settings.get("kind"),
             "size": self.bounds.size,
             "share": self.bounds.share,
             "seed": self.bounds.seed,
+            "copies": self.bounds.copies,
             "samples": sum(len(t) for t in self.tasks),
             "bytes": sum(p.stat().st_size for p in files),
-            "tasks": [{"task": t.task, "samples": len(t), "answers": _answers(t)} for t in self.tasks],
+            "tasks": [{"task": t.task, "samples": len(t), **_answers(t)} for t in self.tasks],
         }
 
 
-def _answers(samples: Samples) -> int:
-    """How many inputs the arrival was asked about: the samples and their copies."""
-    return 0 if samples.answers is None else samples.answers.shape[0] * samples.answers.shape[1]
+def check_copies(copies: int | None) -> None:
+    """Refuse anything but a number of copies, or None."""
+    if copies is not None and (type(copies) is not int or copies < 0):
+        raise OptionError(
+            f"--copies is {copies!r}; it must be 0 or more, the copies of each sample that an arrival is asked about"
+        )
+
+
+def _answers(samples: Samples) -> dict[str, int | None]:
+    """How many inputs the arrival was asked about, the samples and their copies, and how many copies of each."""
+    if samples.answers is None:
+        return {"answers": 0, "copies": None}
+    rows, versions = samples.answers.shape[:2]
+    return {"answers": rows * versions, "copies": versions - 1}
 
 
 def _head(stored: SafetensorsFiles | None, number: int) -> Tensor | dict[str, Tensor] | None:

@@ -1,4 +1,4 @@
-"""Reading labelled data: npz arrays, a folder of images, parquet tables, JSON lines of text; and a task's head."""
+"""Reading data, with labels or without: npz arrays, a folder of images, parquet tables, JSON lines of text; and a task's head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mergeway.calibration.lines import as_object, parse_object, read_lines
 from mergeway.calibration.pictures import PICTURES, decode
-from mergeway.calibration.samples import Samples, check_samples
+from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.errors import OptionError
 from mergeway.model.model import ImageModel, Model, TextModel
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 def read_data(path: Path, task: str, head: Tensor, model: Model) -> Samples:
-    """The labelled data of one task from whatever a path holds; training data where a file has both."""
+    """The data of one task from whatever a path holds; training data where a file has both. All rows have labels, or none."""
     if path.is_dir():
         return _read_folder(path, task, head, _of_images(path, model))
     if not path.exists():
@@ -37,7 +37,7 @@ def read_data(path: Path, task: str, head: Tensor, model: Model) -> Samples:
             raise OptionError(f"{path}: holds text, but the base is not a text encoder")
         return read_jsonl(path, task, head, model)
     raise OptionError(
-        f"{path}: data is an .npz, .parquet or .jsonl file, or a folder with one folder of images a class"
+        f"{path}: data is an .npz, .parquet or .jsonl file, or a folder of images, with one folder a class where there are labels"
     )
 
 
@@ -59,17 +59,16 @@ def read_head(path: Path, width: int) -> Tensor:
 
 
 def read_npz(path: Path, split: str, task: str, head: Tensor, model: ImageModel) -> Samples:
-    """Images and labels from x_train, y_train, x_test, y_test, or from x and y where there is no split."""
+    """Images and labels from x_train, y_train, x_test, y_test, or from x and y where there is no split; images may be alone."""
     try:
         # Opened here, because numpy leaves a damaged archive open.
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            pair = (f"x_{split}", f"y_{split}") if f"x_{split}" in file.files else ("x", "y")
-            missing = [key for key in pair if key not in file.files]
-            if missing:
+            images, labels = (f"x_{split}", f"y_{split}") if f"x_{split}" in file.files else ("x", "y")
+            if images not in file.files:
                 raise OptionError(
                     f"{path}: has no array 'x_{split}'; it holds {', '.join(sorted(file.files)) or 'nothing'}"
                 )
-            x, y = file[pair[0]], file[pair[1]]
+            x, y = file[images], file[labels] if labels in file.files else None
     except OSError as problem:
         raise OptionError(f"{path}: cannot be read ({problem.strerror or problem})") from None
     except (ValueError, KeyError, EOFError) as problem:
@@ -82,18 +81,22 @@ def read_npz(path: Path, split: str, task: str, head: Tensor, model: ImageModel)
 
 
 def read_jsonl(path: Path, task: str, head: Tensor, model: TextModel) -> Samples:
-    """Texts and labels, one JSON object a line."""
-    rows: list[tuple[str, int]] = []
+    """Texts, one JSON object a line, with labels or without."""
+    rows: list[tuple[str, int | None]] = []
     for number, line in enumerate(read_lines(path), 1):
         row = parse_object(line)
-        if row is None or "text" not in row or type(row.get("label")) is not int:
-            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label'")
-        rows.append((str(row["text"]), row["label"]))
-    return _texts(str(path), [t for t, _ in rows], [y for _, y in rows], task, head, model)
+        if row is None or "text" not in row or type(row.get("label", 0)) is not int:
+            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label', or none")
+        rows.append((str(row["text"]), row.get("label")))
+        if (rows[0][1] is None) != (rows[-1][1] is None):
+            has, first = ("no label", "one") if rows[-1][1] is None else ("a label", "none")
+            raise OptionError(f"{path}, line {number}: has {has}, and line 1 has {first}; label all lines or none")
+    labels = [label for _, label in rows if label is not None]
+    return _texts(str(path), [text for text, _ in rows], labels or None, task, head, model)
 
 
 def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
-    """A table with a 'label' column and a column 'image' (encoded bytes, as the datasets library writes it) or 'text'."""
+    """A table with a column 'image' (encoded bytes, as the datasets library writes it) or 'text', and perhaps one 'label'."""
     if isinstance(model, TextModel):
         values, labels = _columns(path, "text")
         return _texts(str(path), [str(v) for v in values], labels, task, head, model)
@@ -101,11 +104,13 @@ def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
     size = _of_images(path, model).image_size
     encoded = [v if (stored := as_object(v)) is None else stored.get("bytes") for v in values]
     pictures = [decode(str(path), data, size) for data in encoded]
-    return _images(str(path), _stacked(pictures, size), np.asarray(labels), task, head, size)
+    return _images(
+        str(path), _stacked(pictures, size), None if labels is None else np.asarray(labels), task, head, size
+    )
 
 
-def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int]]:
-    """A column of inputs and the labels beside it."""
+def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int] | None]:
+    """A column of inputs and the labels beside it, if there are any."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -114,41 +119,47 @@ def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int]]:
         table = parquet.read_table(path)
     except Exception as problem:  # pyarrow has its own hierarchy of errors
         raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None
-    for column in (wanted, "label"):
-        if column not in table.column_names:
-            raise OptionError(f"{path}: has no column '{column}'; it has {', '.join(table.column_names)}")
+    if wanted not in table.column_names:
+        raise OptionError(f"{path}: has no column '{wanted}'; it has {', '.join(table.column_names)}")
+    values: list[Any] = table.column(wanted).to_pylist()
+    if "label" not in table.column_names:
+        return values, None
     labels: list[Any] = table.column("label").to_pylist()
     for label in labels:
         if type(label) is not int:
-            raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers")
-    return table.column(wanted).to_pylist(), labels
+            raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers, or there is no column 'label'")
+    return values, labels
 
 
 def _read_folder(path: Path, task: str, head: Tensor, model: ImageModel) -> Samples:
-    """One folder a class, in the order of their names."""
+    """One folder a class, in the order of their names; or images without labels, in no folder of their own."""
     classes = sorted(p for p in path.iterdir() if p.is_dir())
-    found = [
-        (file, label)
-        for label, folder in enumerate(classes)
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in PICTURES
-    ]
-    if not found:
+    labels = [label for label, folder in enumerate(classes) for _ in _pictures_in(folder)]
+    found, loose = [file for folder in classes for file in _pictures_in(folder)], _pictures_in(path)
+    if not found and not loose:
         raise OptionError(
-            f"{path}: no images; expected one folder a class with {', '.join(sorted(PICTURES))} files in it"
+            f"{path}: no images; expected one folder a class with {', '.join(sorted(PICTURES))} files in it, or such files alone"
         )
-    if len(classes) != len(head):
+    if found and loose:
+        raise OptionError(
+            f"{path}: {len(loose)} images without a label beside {len(classes)} class folders; label all images or none"
+        )
+    if found and len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")
     size = model.image_size
-    pictures = [decode(str(file), file.read_bytes(), size) for file, _ in found]
-    return _images(str(path), _stacked(pictures, size), np.asarray([y for _, y in found]), task, head, size)
+    pictures = [decode(str(file), file.read_bytes(), size) for file in found or loose]
+    return _images(str(path), _stacked(pictures, size), np.asarray(labels) if found else None, task, head, size)
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES)
 
 
 def _stacked(pictures: list[Array], size: int) -> Array:
     return np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8)
 
 
-def _images(where: str, x: Array, y: Array, task: str, head: Tensor, size: int) -> Samples:
+def _images(where: str, x: Array, y: Array | None, task: str, head: Tensor, size: int) -> Samples:
     grey = x.shape[1:] in ((size, size), (size, size, 1))
     if x.dtype != np.uint8 or not (grey or x.shape[1:] == (size, size, 3)):
         raise OptionError(
@@ -160,12 +171,15 @@ def _images(where: str, x: Array, y: Array, task: str, head: Tensor, size: int) 
 
 
 def _texts(
-    where: str, texts: Sequence[str], labels: Sequence[int], task: str, head: Tensor, model: TextModel
+    where: str, texts: Sequence[str], labels: Sequence[int] | None, task: str, head: Tensor, model: TextModel
 ) -> Samples:
-    return _checked(where, model.encode(texts) if texts else {}, np.asarray(labels, dtype=np.int64), task, head)
+    known = None if labels is None else np.asarray(labels, dtype=np.int64)
+    return _checked(where, model.encode(texts) if texts else {}, known, task, head)
 
 
-def _checked(where: str, inputs: dict[str, Tensor], labels: Array, task: str, head: Tensor) -> Samples:
+def _checked(where: str, inputs: dict[str, Tensor], labels: Array | None, task: str, head: Tensor) -> Samples:
+    if labels is None:
+        labels = np.full(max((len(rows) for rows in inputs.values()), default=0), UNKNOWN)
     if labels.size and not np.issubdtype(labels.dtype, np.integer):
         raise OptionError(f"{where}: labels are {labels.dtype}; they must be whole numbers")
     samples = Samples(task, inputs, torch.as_tensor(labels.astype(np.int64)).reshape(-1), head)

@@ -110,6 +110,13 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
         )
 
 
+def require_labels(samples: Samples, what: str) -> Samples:
+    """The samples, where somebody has labelled them; `what` cannot do without."""
+    if not samples.labelled:
+        raise OptionError(f"the samples of '{samples.task}' have no labels, and {what}; give labelled data")
+    return samples
+
+
 def shares(size: int, tasks: int, weights: Sequence[float] | None = None) -> list[int]:
     """n samples over k tasks: n/k each, the first ones taking what is left over; with weights by utility, at least one each."""
     if tasks and size < tasks:

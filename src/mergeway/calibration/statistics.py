@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mergeway.calibration.loss import Predict, cross_entropy
-from mergeway.calibration.samples import Samples
+from mergeway.calibration.samples import Samples, require_labels
 from mergeway.checkpoint.naming import Names
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of
@@ -19,6 +19,7 @@ from mergeway.model.model import Network
 
 def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[str, Tensor]:
     """The empirical Fisher's diagonal: the mean over samples of the squared gradient of each sample's own loss."""
+    require_labels(samples, "an empirical Fisher needs them where there are no --moments")
     compute = compute_of(predict)
     wide = {n: p.detach().float() for n, p in params.items() if p.is_floating_point()}
     leaves = {n: p.requires_grad_() for n, p in compute.put(wide).items()}

@@ -16,7 +16,7 @@ from mergeway.calibration.description import SuiteTask, read_description
 from mergeway.calibration.hub import read_hub
 from mergeway.calibration.objective import SampleObjective
 from mergeway.calibration.readers import read_head, read_jsonl, read_npz
-from mergeway.calibration.samples import DEFAULT_SIZE, Samples
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, require_labels
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute
 from mergeway.model.kinds import ENCODERS
@@ -67,7 +67,9 @@ class SuiteData:
         """The train or test examples of a task, prepared for another model directory of the same kind."""
         task = self.task(name)
         samples = _read(task, split, read_head(task.head, model.width), model)
-        if task.labels is not None:
+        if split == "test":
+            require_labels(samples, "a model is judged by those of its test data")
+        if task.labels is not None and samples.labelled:
             _check_labels(task, samples)
         return samples
 

@@ -61,4 +61,4 @@ def with_copies(samples: Samples, rows: Sequence[int], numbers: Sequence[int]) -
 
 
 def _parts(samples: Samples) -> list[Samples]:
-    return [samples.rows(slice(i, i + _ASKED_AT_ONCE)) for i in range(0, len(samples), _ASKED_AT_ONCE)]
+    return [samples.rows(slice(i, i + _ASKED_AT_ONCE)).trimmed() for i in range(0, len(samples), _ASKED_AT_ONCE)]

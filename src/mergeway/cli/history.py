@@ -75,7 +75,7 @@ def show(
 
 @app.command(rich_help_panel=DEPLOY)
 def memory(trunk: TrunkPath, as_json: Json = False) -> None:
-    """Show the calibration samples that the trunk remembers: tasks, samples, bytes."""
+    """Show the calibration samples that the trunk remembers: tasks, samples, the arrivals' answers, bytes."""
     from mergeway.cli.display import console, print_json, table
     from mergeway.trunk import Trunk
 
@@ -84,8 +84,11 @@ def memory(trunk: TrunkPath, as_json: Json = False) -> None:
         print_json(held)
         return
     if held["tasks"]:
-        rows = [(row["task"], str(row["samples"])) for row in held["tasks"]]
-        console().print(table(("task", "samples"), rows, numbers=("samples",)))
+        columns = ("task", "samples")
+        if any(row["answers"] for row in held["tasks"]):
+            columns = ("task", "samples", "copies", "answers")
+        rows = [tuple("–" if row[c] is None else str(row[c]) for c in columns) for row in held["tasks"]]
+        console().print(table(columns, rows, numbers=columns[1:]))
     shared = "by utility" if held["share"] == "utility" else "evenly"
     console().print(
         f"{held['samples']} of at most {held['size']} samples, shared {shared}, seed {held['seed']}, {held['bytes']} bytes",

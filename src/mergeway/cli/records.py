@@ -44,4 +44,12 @@ def lines_of(record: Record) -> list[tuple[str, Any]]:
         share = f" of {total:g}" if isinstance(total, int | float) and record.kind == "add" else ""
         lines.append(("weight", f"{record.weight:g}{share}"))
     lines.append(("model", short(record.result)))
+    facts = record.details.get("facts", {})
+    if record.kind == "add" and facts.get("fell_back"):
+        lines.append(
+            (
+                "note",
+                f"fell back to its start: teaching took the loss on held-back samples from {facts['held_start']:.4g} to {facts['held_end']:.4g}",
+            )
+        )
     return lines

@@ -13,6 +13,16 @@ from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 from mergeway.cli.records import print_record
 
+Copies = Annotated[
+    int | None,
+    typer.Option(
+        "--copies",
+        metavar="N",
+        help="Copies of each sample that an arrival is asked about; by default more for a smaller memory.",
+        show_default=False,
+    ),
+]
+
 
 @app.command(rich_help_panel=FOLD)
 def init(
@@ -28,6 +38,7 @@ def init(
         str, typer.Option("--memory-share", help="How tasks share the memory: even, or utility for by their weights.")
     ] = "even",
     seed: Annotated[int, typer.Option("--memory-seed", help="Which samples are drawn.")] = 0,
+    copies: Copies = None,
     heads: Heads = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
@@ -46,7 +57,7 @@ def init(
             base,
             chosen,
             keep=keep,
-            memory=Bounds(memory, share, seed),  # pyright: ignore[reportArgumentType] - checked by Bounds
+            memory=Bounds(memory, share, seed, copies),  # pyright: ignore[reportArgumentType] - checked by Bounds
             heads=heads,
             threads=threads,
             allow_pickle=allow_pickle,
@@ -90,6 +101,7 @@ def add(
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Keep none of the data: it has to be given again at every later add.")
     ] = False,
+    copies: Copies = None,
     moments: Annotated[
         Path | None,
         typer.Option(
@@ -122,6 +134,7 @@ def add(
             moments=moments,
             objective=import_function(objective, compute) if objective else None,
             remember=not no_memory,
+            copies=copies,
             again=again,
             wait=not no_wait,
             allow_pickle=allow_pickle,

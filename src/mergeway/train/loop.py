@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration.samples import Samples
+from mergeway.calibration.samples import Samples, require_labels
 from mergeway.calibration.suite import SuiteData
 from mergeway.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free
@@ -57,7 +57,7 @@ def finetune(
     """
     training = training or Training()
     names = [tasks] if isinstance(tasks, str) else list(tasks)
-    data = [suite.samples(name, "train") for name in names]
+    data = [require_labels(suite.samples(name, "train"), "training needs them") for name in names]
     base = open_checkpoint(suite.base)
     begun, folder = _open_start(base, start)
     goal = Path(out) if out is not None else None

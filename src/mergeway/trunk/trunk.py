@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mergeway.calibration.alignment import Alignment, align
 from mergeway.calibration.calibrate import ByTask, CalibrationRequest, calibrate, read_task
-from mergeway.calibration.memory import Bounds, CalibrationMemory
+from mergeway.calibration.memory import Bounds, CalibrationMemory, check_copies
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.heads import Head, head_pattern, read_heads
@@ -110,6 +110,7 @@ class Trunk(TrunkView):
         moments: Given = None,
         objective: Objective | Callable[[Mapping[str, Tensor]], Tensor] | None = None,
         remember: bool = True,
+        copies: int | None = None,
         again: bool = False,
         wait: bool = True,
         allow_pickle: bool = False,
@@ -120,7 +121,11 @@ class Trunk(TrunkView):
         the caller's own, which sees all tasks so far. A rule that needs moments takes a file of them, finds the one beside the
         arrival, or works out an empirical Fisher from `data` and `head`. Without `remember` no sample stays in the trunk: then
         `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
+
+        Data may come without labels: the arrival is asked about its samples, and about `copies` of each (by default as many as
+        the trunk's memory says), and its answers are kept in their place.
         """
+        check_copies(copies)
         with self._change(wait) as change:
             base, point = change.base, change.point
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
@@ -128,7 +133,7 @@ class Trunk(TrunkView):
             arrival = prepare_arrival(base, checkpoint, weight, name, change.pool, self._progress)
             refuse_twice(arrival, point, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
-            request = CalibrationRequest(data, head, objective, remember, self._compute)
+            request = CalibrationRequest(data, head, objective, remember, self._compute, copies)
             loss, memory, source = self._calibrated(change, arrival, heads, request)
             arrival = with_extras(self.rule, base, arrival, moments, source)
             with Commit.begin(self._store, change.point, base) as commit:
@@ -233,6 +238,10 @@ class Trunk(TrunkView):
     ) -> tuple[Objective | None, CalibrationMemory | None, Source | None]:
         """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
         name, base = self.rule.name, change.base
+        if request.copies is not None and (change.folder.asks != "tasks" or request.objective is not None):
+            raise OptionError(
+                "--copies: no arrival is asked here; leave it out, or fold with data and a rule that needs it"
+            )
         if change.folder.asks == "tasks":
             tasks = {f.task: f.weight for f in change.point.held()} | {arrival.task: arrival.weight}
             held = CalibrationMemory.read(self._snapshot(change.point.last, "calibration"))

@@ -64,7 +64,7 @@ class TrunkView:
         return self._store.path
 
     def memory(self) -> dict[str, Any]:
-        """The calibration samples that the trunk remembers: tasks, samples, bytes."""
+        """The calibration samples that the trunk remembers: tasks, samples, the arrivals' answers, bytes."""
         directory = self._snapshot(self._store.journal().last, "calibration")
         held = CalibrationMemory.read(directory)
         if held is None or directory is None:
@@ -168,7 +168,7 @@ class TrunkView:
         `task` and `backbone` are those of `export`; the head of a task is stored whole, among peft's `modules_to_save`.
         """
         check_apart(Path(out), [self.base_ref])
-        heads = read_heads(self._snapshot(self._store.journal().last))
+        heads = read_heads(self._snapshot(self._store.journal().last, "heads"))
         own = self._head(heads, task, backbone)
         base = self._open_base()
         with worker_pool(self._threads) as pool:

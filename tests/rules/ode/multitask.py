@@ -40,7 +40,10 @@ class Tasks:
     def batches(self, *_: object) -> None:
         raise NotImplementedError
 
-    task_data = newest = batches
+    task_data = newest = accumulate_batch = split = batches
+
+    def taught(self, *_: object, **__: object) -> Tasks:
+        return self
 
     def accumulate_task(self, params: dict[str, torch.Tensor], task: Task, scale: float = 1.0) -> float:
         loss = task.land.torch_loss(params)
