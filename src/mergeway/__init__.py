@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mergeway import rules as rules
     from mergeway.bench import metrics as metrics
     from mergeway.bench.suite import load_suite as load_suite
-    from mergeway.calibration.objective import SampleObjective as Objective
+    from mergeway.calibration.sample_objective import SampleObjective as Objective
     from mergeway.calibration.samples import Samples as Samples
     from mergeway.errors import MergewayError as MergewayError
     from mergeway.fold.merge import merge as merge
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Compute": "mergeway.model.compute",
     "MergewayError": "mergeway.errors",
-    "Objective": "mergeway.calibration.objective:SampleObjective",
+    "Objective": "mergeway.calibration.sample_objective:SampleObjective",
     "Samples": "mergeway.calibration.samples",
     "Trajectory": "mergeway.rules.ode",
     "Trunk": "mergeway.trunk",

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import mergeway as mw
 from mergeway.calibration.memory import Bounds, CalibrationMemory
-from mergeway.calibration.objective import SampleObjective
+from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.task_data import task_data
 from mergeway.fold.merge import fold_steps
 from mergeway.rules import make
@@ -158,7 +158,7 @@ import os, signal, sys
 import torch
 torch.set_num_threads(1)
 import mergeway as mw
-from mergeway.calibration.objective import SampleObjective
+from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.trunk.commit import Commit
 moment, trunk, expert, task, data, head = sys.argv[1:]
 steps, write = SampleObjective.accumulate_batch, Commit.keep_memory

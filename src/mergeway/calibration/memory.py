@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from mergeway.calibration.objective import Objective, SampleObjective
+from mergeway.calibration.objective import Objective
+from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
 from mergeway.checkpoint import SafetensorsFiles

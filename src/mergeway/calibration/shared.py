@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mergeway.calibration.batches import Batch, batch_losses
 from mergeway.calibration.loss import Predict, targets
-from mergeway.calibration.objective import Objective, SampleObjective
+from mergeway.calibration.objective import Objective
+from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import MINIBATCH, Samples
 from mergeway.checkpoint.naming import Names
 from mergeway.core.pool import return_large_blocks

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mergeway.calibration.description import SuiteTask, read_description
 from mergeway.calibration.hub import read_hub
-from mergeway.calibration.objective import SampleObjective
 from mergeway.calibration.readers import read_head, read_jsonl, read_npz
+from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, require_labels
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute

@@ -24,6 +24,36 @@ Copies = Annotated[
 ]
 
 
+TaskName = Annotated[
+    str | None,
+    typer.Option("--task", help="The arrival's name; by default that of its file or directory.", show_default=False),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="The task's data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK; TASK=DATA for an earlier task.",
+        show_default=False,
+    ),
+]
+HeadFile = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head",
+        help="The task's frozen head: a safetensors file with 'weight' [classes, width]; TASK=FILE for an earlier task.",
+        show_default=False,
+    ),
+]
+MomentsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--moments",
+        help="The optimiser's second moments for rules that need them; by default moments.safetensors beside the arrival.",
+        show_default=False,
+    ),
+]
+
+
 @app.command(rich_help_panel=FOLD)
 def init(
     trunk: TrunkPath,
@@ -74,42 +104,16 @@ def init(
 def add(
     trunk: TrunkPath,
     arrival: Annotated[str, typer.Argument(metavar="ARRIVAL", help="A checkpoint or adapter tuned from the base.")],
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task", help="The arrival's name; by default that of its file or directory.", show_default=False
-        ),
-    ] = None,
+    task: TaskName = None,
     weight: Annotated[float, typer.Option("--weight", help="The arrival's utility against the others.")] = 1.0,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            help="The task's data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK; TASK=DATA for an earlier task.",
-            show_default=False,
-        ),
-    ] = None,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--head",
-            help="The task's frozen head: a safetensors file with 'weight' [classes, width]; TASK=FILE for an earlier task.",
-            show_default=False,
-        ),
-    ] = None,
+    data: Data = None,
+    head: HeadFile = None,
     objective: ObjectiveOption = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Keep none of the data: it has to be given again at every later add.")
     ] = False,
     copies: Copies = None,
-    moments: Annotated[
-        Path | None,
-        typer.Option(
-            "--moments",
-            help="The optimiser's second moments for rules that need them; by default moments.safetensors beside the arrival.",
-            show_default=False,
-        ),
-    ] = None,
+    moments: MomentsFile = None,
     again: Annotated[bool, typer.Option("--again", help="Fold in the same weights once more.")] = False,
     no_wait: NoWait = False,
     threads: Threads = None,

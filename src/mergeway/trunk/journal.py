@@ -4,61 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime, timezone
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import NoneType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from mergeway.errors import TrunkError
-
-START = "0" * 64
-
-
-@dataclass(frozen=True)
-class Record:
-    """One change: what was done, from what, and what came of it.
-
-    `result` is the digest of the deployed weights, `files` the digest list of the snapshot, `stream` where the rule stands,
-    `hash` that of all the other fields, among them `previous`, the hash of the record before.
-    """
-
-    step: int
-    kind: str
-    result: str
-    time: str
-    task: str | None = None
-    source: str | None = None
-    digest: str | None = None
-    weight: float | None = None
-    files: str | None = None
-    stream: Mapping[str, Any] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
-    previous: str = START
-    hash: str = ""
-
-    def sealed(self, previous: str) -> Record:
-        """The record with its place in the chain and its own hash."""
-        open_ended = Record(**{**asdict(self), "previous": previous, "hash": ""})
-        return Record(**{**asdict(open_ended), "hash": open_ended.computed_hash()})
-
-    def computed_hash(self) -> str:
-        body = {key: value for key, value in asdict(self).items() if key != "hash"}
-        return hashlib.sha256(_canonical(body).encode()).hexdigest()
-
-    def line(self) -> str:
-        return _canonical(asdict(self))
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def now() -> str:
-    """The time as a journal writes it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+from mergeway.trunk.record import START as START
+from mergeway.trunk.record import Record as Record
+from mergeway.trunk.record import canonical, parse_record
+from mergeway.trunk.record import now as now
 
 
 @dataclass(frozen=True)
@@ -103,7 +59,7 @@ class Point:
     def head(self) -> bytes:
         """The head file: the last record's step and hash, this point, and the hash of both."""
         where = {"end": self.end, "settings": self.settings, "weights": self.weights}
-        text = f"{self.last.step} {self.last.hash}\n{_canonical(where)}\n".encode() + self.rows
+        text = f"{self.last.step} {self.last.hash}\n{canonical(where)}\n".encode() + self.rows
         return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
     @classmethod
@@ -119,7 +75,7 @@ class Point:
             if size != values["end"]:
                 return None
             line = _last_line(file, size)
-        last = _parse(journal, 0, line)
+        last = parse_record(journal, 0, line)
         sound = last.hash == last.computed_hash() and last.line() == line
         if not sound or f"{last.step} {last.hash}".encode() != named:
             return None
@@ -207,7 +163,7 @@ class Journal:
         records, ends, previous, end = [], [], START, 0
         for number, raw in enumerate(lines, 1):
             line = raw.decode("utf-8", "replace")
-            record = _parse(path, number, line)
+            record = parse_record(path, number, line)
             if record.computed_hash() != record.hash or record.line() != line:
                 raise TrunkError(
                     f"{path}, line {number}: the record of step {record.step} was changed after it was written"
@@ -252,27 +208,3 @@ class Journal:
                 before = held.get(record.details.get("to", -1), [])
             held[record.step] = before
         return held[self.last.step if step is None else step]
-
-
-# What the fields of a record may be; a file may say anything.
-_OPTIONAL = (str, NoneType)
-_KINDS = {
-    **dict.fromkeys(("kind", "result", "time", "previous", "hash"), str),
-    **dict.fromkeys(("task", "source", "digest", "files"), _OPTIONAL),
-    **dict.fromkeys(("stream", "details"), dict),
-    "step": int,
-    "weight": (int, float, NoneType),
-}
-
-
-def _parse(path: Path, number: int, line: str) -> Record:
-    try:
-        record = Record(**json.loads(line))
-        if not all(isinstance(getattr(record, name), kinds) for name, kinds in _KINDS.items()):
-            raise TypeError
-        return record
-    except (ValueError, TypeError, RecursionError):
-        names = ", ".join(f.name for f in fields(Record))
-        raise TrunkError(
-            f"{path}, line {number}: not a journal record (expected one JSON object with {names})"
-        ) from None

@@ -1,0 +1,86 @@
+"""A record of the journal: one change of a trunk, sealed by its hash and by that of the record before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from mergeway.errors import TrunkError
+
+START = "0" * 64
+
+
+@dataclass(frozen=True)
+class Record:
+    """One change: what was done, from what, and what came of it.
+
+    `result` is the digest of the deployed weights, `files` the digest list of the snapshot, `stream` where the rule stands,
+    `hash` that of all the other fields, among them `previous`, the hash of the record before.
+    """
+
+    step: int
+    kind: str
+    result: str
+    time: str
+    task: str | None = None
+    source: str | None = None
+    digest: str | None = None
+    weight: float | None = None
+    files: str | None = None
+    stream: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    previous: str = START
+    hash: str = ""
+
+    def sealed(self, previous: str) -> Record:
+        """The record with its place in the chain and its own hash."""
+        open_ended = Record(**{**asdict(self), "previous": previous, "hash": ""})
+        return Record(**{**asdict(open_ended), "hash": open_ended.computed_hash()})
+
+    def computed_hash(self) -> str:
+        body = {key: value for key, value in asdict(self).items() if key != "hash"}
+        return hashlib.sha256(canonical(body).encode()).hexdigest()
+
+    def line(self) -> str:
+        return canonical(asdict(self))
+
+
+def canonical(value: Any) -> str:
+    """The one text of a JSON value that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def now() -> str:
+    """The time as a journal writes it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+# What the fields of a record may be; a file may say anything.
+_OPTIONAL = (str, NoneType)
+_KINDS = {
+    **dict.fromkeys(("kind", "result", "time", "previous", "hash"), str),
+    **dict.fromkeys(("task", "source", "digest", "files"), _OPTIONAL),
+    **dict.fromkeys(("stream", "details"), dict),
+    "step": int,
+    "weight": (int, float, NoneType),
+}
+
+
+def parse_record(path: Path, number: int, line: str) -> Record:
+    """The record of one line of a journal file, or an error that names the line."""
+    try:
+        record = Record(**json.loads(line))
+        if not all(isinstance(getattr(record, name), kinds) for name, kinds in _KINDS.items()):
+            raise TypeError
+        return record
+    except (ValueError, TypeError, RecursionError):
+        names = ", ".join(f.name for f in fields(Record))
+        raise TrunkError(
+            f"{path}, line {number}: not a journal record (expected one JSON object with {names})"
+        ) from None
