@@ -41,7 +41,7 @@ def test_every_way_to_fold_is_the_same_fold(kinds, tmp_path, kind, rule):
     *_, last = fold_steps(*whole, **stream.for_stream(rule))
     into = mw.merge_into(tmp_path / "into", *whole, **stream.for_stream(rule))
     trunk = stream.grown(tmp_path / "trunk", rule)
-    trunk.export(tmp_path / "export")
+    trunk.export(tmp_path / "export", backbone=bool(trunk.heads))
     assert bits(merged) == bits(last.params)
     assert bits(merged) == bits(trunk.params())
     assert bits(merged) == bits(weights_in(tmp_path / "into"))
@@ -93,7 +93,7 @@ def test_a_directory_with_a_version_keeps_its_whole_name(kinds, tmp_path):
         done = mw.merge_into(tmp_path / name, stream.base, [last])
         assert [a.task for a in done.arrivals] == [kind]
         assert f"| 1 | {kind} |" in (tmp_path / name / "README.md").read_text()
-        trunk.export(tmp_path / f"{name}-export")
+        trunk.export(tmp_path / f"{name}-export", backbone=bool(trunk.heads))
         assert f"| 1 | {kind} |" in (tmp_path / f"{name}-export" / "README.md").read_text()
     assert (tmp_path / "classifier" / "heads" / "x-v1.5.safetensors").exists()
 
