@@ -230,7 +230,7 @@ DIRECTORIES: dict[str, Case] = {
     ),
     "nowhere": (lambda b: b.merge(b.here / "nowhere.safetensors"), "no such file or directory"),
     "too-long-a-name": (lambda b: b.merge("x" * 5000), "no such file"),
-    "a-device": (lambda b: b.merge("/dev/null"), "not a model directory"),
+    "a-device": (lambda b: b.merge("/dev/null"), "is a pipe, a socket or a device"),
     "hub-id-with-three-parts": (lambda b: b.merge("a/b/c"), "not a hub id"),
     "hub-id-with-dots": (lambda b: b.merge("acme/a..b"), "hub id"),
     "hub-id-with-a-bad-revision": (lambda b: b.merge("acme/a@"), "not a hub id"),

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import mergeway as mw
 from mergeway.checkpoint.heads import Head, write_beside
+from mergeway.checkpoint.source import InMemory
 from mergeway.core.printed import in_json, printable
 from mergeway.fold.card import model_card
 from mergeway.rules import make
@@ -88,14 +89,17 @@ def test_a_forged_journal(stream, tmp_path, call):
 def check_card(card: str, base: str) -> None:
     assert not UNSAFE.search(card)
     front = yaml.safe_load(card.split("---\n")[1])
-    assert front["base_model"] == printable(base) and set(front) >= {"base_model", "library_name", "tags"}
+    # A base that is no repository of the hub has no name there.
+    assert set(front) == {"library_name", "tags"} and printable(base).replace("|", "\\|") in card
     rows = [line for line in card.splitlines() if re.match(r"\| \d+ \|", line)]
     assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 6, rows
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_card(name):
-    card = model_card(name, "d" * 64, [(name, name, "e" * 64, 1.0)], make("average", {}), f"mergeway add {name}")
+    card = model_card(
+        InMemory({}, name), "d" * 64, [(name, name, "e" * 64, 1.0)], make("average", {}), f"mergeway add {name}"
+    )
     check_card(card, name)
     assert "<script" not in re.sub(r"`+.*?`+", "", card).replace("\\<", "").partition("| k |")[2]
 

@@ -156,14 +156,14 @@ def test_heads_are_checked(tmp_path, call):
     for name in ("heads.json", "heads.safetensors"):
         path = trunk / "steps" / "000001" / name
         for _ in flipped(path, 4):
-            for words in (["add", trunk, tmp_path / "b"], ["export", trunk, tmp_path / "out"]):
+            for words in (["add", trunk, tmp_path / "b"], ["export", trunk, tmp_path / "out", "--backbone"]):
                 line = call(*words).mistake()
                 assert name in line and "bug" not in line
         original = path.read_bytes()
         path.unlink()
-        assert f"{name}: is missing" in call("export", trunk, tmp_path / "out").mistake()
+        assert f"{name}: is missing" in call("export", trunk, tmp_path / "out", "--backbone").mistake()
         path.write_bytes(original)
-    call("export", trunk, tmp_path / "out").ok()
+    call("export", trunk, tmp_path / "out", "--backbone").ok()
 
 
 def test_what_does_not_belong_is_not_read(stream, tmp_path, call):

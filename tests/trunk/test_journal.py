@@ -27,8 +27,8 @@ def test_an_add_reads_one_record(trunk, monkeypatch):
     """The last one, and the head once."""
     made, s = trunk
     parsed = []
-    parse = journals._parse
-    monkeypatch.setattr(journals, "_parse", lambda *words: (parsed.append(words), parse(*words))[1])
+    parse = journals.parse_record
+    monkeypatch.setattr(journals, "parse_record", lambda *words: (parsed.append(words), parse(*words))[1])
     made.add(s.arrivals[3])
     assert len(parsed) == 1
     monkeypatch.undo()
