@@ -394,7 +394,7 @@ TRUNKS: dict[str, Case] = {
         "line 6: not a journal record",
     ),
     "journal-changed": (
-        lambda b: ["add", b.edit("journal.jsonl", lambda t: t.replace('"one"', '"eno"')), b.other],
+        lambda b: ["log", b.edit("journal.jsonl", lambda t: t.replace('"one"', '"eno"'))],
         "line 2: the record of step 1 was changed",
     ),
     "journal-shortened": (
@@ -402,7 +402,7 @@ TRUNKS: dict[str, Case] = {
         "cut off",
     ),
     "journal-empty": (lambda b: ["log", b.edit("journal.jsonl", lambda t: "")], "journal is empty"),
-    "journal-not-text": (lambda b: ["log", _binary_journal(b)], "cannot be read"),
+    "journal-not-text": (lambda b: ["log", _binary_journal(b)], "line 1: not a journal record"),
     "settings-not-json": (lambda b: ["add", b.edit("trunk.json", lambda t: t[:-9]), b.other], "trunk.json"),
     "settings-a-list": (lambda b: ["log", b.edit("trunk.json", lambda t: "[]")], "trunk.json"),
     "settings-of-tomorrow": (
@@ -421,7 +421,7 @@ TRUNKS: dict[str, Case] = {
         lambda b: ["log", b.edit("trunk.json", lambda t: t.replace('"options": {}', '"options": 3'))],
         "trunk.json",
     ),
-    "memory-missing": (lambda b: _without(b, "steps/000004/state.safetensors"), "no such file"),
+    "memory-missing": (lambda b: _without(b, "steps/000004/state.safetensors"), "is missing after step 4"),
     "snapshot-missing": (lambda b: _without(b, "steps/000004"), "000004"),
     "snapshots-missing": (lambda b: _without(b, "steps"), "steps"),
 }
