@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves behind: a model directory with moments, training log and the command that made it."""
+"""What a fine-tuning leaves behind: a model directory with moments, training log and the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from mergeway.checkpoint.directory import copy_side_files, staged_directory, wri
 from mergeway.checkpoint.moments import FILE, write_moments
 from mergeway.core.files import write_text
 from mergeway.train.regularisers import FISHER, write_fisher
-from mergeway.train.training import Training
+from mergeway.train.training import Start, Training
 
 if TYPE_CHECKING:
     from mergeway.calibration.suite import SuiteData
@@ -34,12 +34,12 @@ def write_arrival(
     training: Training,
     tasks: list[str],
     suite: SuiteData,
-    start: Any,
+    start: Start,
     command: str | None,
     force: bool,
 ) -> None:
     """Write it all, or nothing."""
-    told = {
+    settings = {
         "suite": suite.name,
         "tasks": tasks,
         "start": str(start) if isinstance(start, str | Path) else "base" if start is None else "tensors",
@@ -58,14 +58,15 @@ def write_arrival(
         if fisher:
             write_fisher(stage / FISHER, fisher)
         write_text(stage / LOG, "".join(json.dumps(row) + "\n" for row in done.log))
-        write_text(stage / SETTINGS, json.dumps(told, indent=2) + "\n")
-        write_card(stage, _card(base, told))
+        write_text(stage / SETTINGS, json.dumps(settings, indent=2) + "\n")
+        write_card(stage, _card(base, suite.name, tasks, training.tangent, steps, command))
 
 
-def _card(base: Checkpoint, told: Mapping[str, Any]) -> str:
-    how = "in the tangent space of the base" if told["tangent"] else "by plain fine-tuning"
-    made = f"\n```sh\n{told['command']}\n```\n" if told["command"] else ""
+def _card(base: Checkpoint, suite: str, tasks: list[str], tangent: bool, steps: int, command: str | None) -> str:
+    how = "in the tangent space of the base" if tangent else "by plain fine-tuning"
+    names = ", ".join(tasks)
     return (
-        f"# {', '.join(told['tasks'])}\n\nTuned from {base.source} on {', '.join(told['tasks'])} of suite {told['suite']}, "
-        f"{how}, {told['steps']} steps. `moments.safetensors` holds Adam's second moments.\n{made}"
+        f"# {names}\n\nTuned from {base.source} on {names} of suite {suite}, "
+        f"{how}, {steps} steps. `moments.safetensors` holds Adam's second moments.\n"
+        + (f"\n```sh\n{command}\n```\n" if command else "")
     )

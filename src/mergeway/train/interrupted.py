@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
+from torch import Tensor
 
 from mergeway.core.files import make_directory, replaced
 from mergeway.errors import OptionError
 
 
+class Saved(TypedDict):
+    """What a training goes on from."""
+
+    step: int
+    log: list[dict[str, float]]
+    params: dict[str, Tensor]
+    optimiser: dict[str, object]
+
+
 class State:
     """The state of a training beside its output; what it was started with must not change in between."""
 
-    def __init__(self, out: Path, described: dict[str, Any]) -> None:
+    def __init__(self, out: Path, described: dict[str, object]) -> None:
         self._folder = out.parent / f".{out.name}.training"
         self._file = self._folder / "state.pt"
         self._described = described
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Saved | None:
         """Where the training was when it was killed; None for a new one."""
         if not self._file.exists():
             return None
@@ -36,7 +46,7 @@ class State:
             )
         return state
 
-    def write(self, state: dict[str, Any]) -> None:
+    def write(self, state: Saved) -> None:
         """Replace the state; a kill at any moment leaves the old or the new."""
         make_directory(self._folder)
         with replaced(self._file) as new, open(new, "wb") as file:

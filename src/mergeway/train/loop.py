@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +22,15 @@ from mergeway.errors import OptionError
 from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
 from mergeway.train.arrival import write_arrival
-from mergeway.train.interrupted import State
+from mergeway.train.interrupted import Saved, State
 from mergeway.train.regularisers import distillation, penalty, read_fisher, running_fisher
-from mergeway.train.training import Training
+from mergeway.train.training import Start, Training
 from mergeway.trunk import Trunk
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What a fine-tuning made: an arrival in `out`, its parameters, the second moments of Adam, and the loss of every step."""
+    """The result of a fine-tuning: an arrival in `out`, its parameters, the second moments of Adam, and the loss of every step."""
 
     out: Path | None
     params: dict[str, Tensor]
@@ -45,7 +44,7 @@ def finetune(
     out: str | Path | None = None,
     training: Training | None = None,
     *,
-    start: str | Path | Mapping[str, Tensor] | None = None,
+    start: Start = None,
     save_every: int = 100,
     force: bool = False,
     command: str | None = None,
@@ -109,26 +108,26 @@ class _Work:
         )
         self._fisher = read_fisher(folder, self.params) if training.ewc else {}
         self._guard = self._compute.put(self._fisher)
-        # Every example of every task, as (task, row).
-        self._rows = [(k, i) for k, samples in enumerate(data) for i in range(len(samples))]
+        # Every example of every task, as (task, number).
+        self._examples = [(k, i) for k, samples in enumerate(data) for i in range(len(samples))]
 
     def run(self, state: State | None, save_every: int, progress: Progress) -> None:
         """All steps, from where a killed training was."""
-        total = self.training.total_steps(len(self._rows))
+        total = self.training.total_steps(len(self._examples))
         found = state.read() if state is not None else None
         if found:
             self._restore(found)
             progress.note(f"going on after step {self.step} of {total}")
         progress.begin("training", total, "steps")
         progress.advance(self.step)
-        for chosen in self.training.batches(len(self._rows), self.step, total):
+        for chosen in self.training.batches(len(self._examples), self.step, total):
             loss = self._one_step(chosen, self.training.rate(self.step, total))
             self.step += 1
             self.log.append({"step": self.step, "loss": loss, "lr": self.training.rate(self.step - 1, total)})
             progress.advance(1)
             progress.describe(f"training, loss {loss:.4f}")
             if state is not None and self.step % save_every == 0 and self.step < total:
-                state.write(self._kept())
+                state.write(self._saved())
 
     def _one_step(self, chosen: Tensor, rate: float) -> float:
         for group in self.optimiser.param_groups:
@@ -136,8 +135,8 @@ class _Work:
         self.optimiser.zero_grad(set_to_none=True)
         value, size = 0.0, self._compute.micro_batch or len(chosen)
         for start in range(0, len(chosen), size):
-            rows = [self._rows[i] for i in chosen[start : start + size].tolist()]
-            loss = self._loss(rows, len(chosen))
+            examples = [self._examples[i] for i in chosen[start : start + size].tolist()]
+            loss = self._loss(examples, len(chosen))
             if self._guard and start == 0:
                 loss = loss + self.training.ewc * penalty(self.params, self._anchor, self._guard).cpu()
             loss.backward()
@@ -148,11 +147,11 @@ class _Work:
             raise OptionError(f"the loss is {value} at step {self.step + 1}; lower --lr")
         return value
 
-    def _loss(self, rows: list[tuple[int, int]], whole: int) -> Tensor:
+    def _loss(self, examples: list[tuple[int, int]], whole: int) -> Tensor:
         """What these examples add to the mean loss of a whole batch."""
         total = torch.zeros(())
         for k, task in enumerate(self.data):
-            index = torch.tensor([i for j, i in rows if j == k], dtype=torch.long)
+            index = torch.tensor([i for j, i in examples if j == k], dtype=torch.long)
             if not len(index):
                 continue
             batch = task.rows(index)
@@ -165,7 +164,7 @@ class _Work:
             total = total + loss * (len(index) / whole)
         return total
 
-    def _kept(self) -> dict[str, Any]:
+    def _saved(self) -> Saved:
         return {
             "step": self.step,
             "log": self.log,
@@ -173,7 +172,7 @@ class _Work:
             "optimiser": self.optimiser.state_dict(),
         }
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: Saved) -> None:
         self.step, self.log = state["step"], list(state["log"])
         with torch.no_grad():
             for name, value in state["params"].items():
@@ -195,7 +194,7 @@ class _Work:
         return running_fisher(self.predict, self.tensors(), self.data, self._fisher)
 
 
-def _open_start(base: Checkpoint, start: Any) -> tuple[Checkpoint, Path | None]:
+def _open_start(base: Checkpoint, start: Start) -> tuple[Checkpoint, Path | None]:
     """What to start from, and the directory it lies in if it is an arrival."""
     if start is None:
         return base, None

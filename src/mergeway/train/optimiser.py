@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -20,6 +20,22 @@ _NO_DECAY = (
     r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)",
     r"bias",
 )
+
+
+class _Numbered(TypedDict):
+    params: list[int]
+
+
+class _Group(_Numbered, total=False):
+    param_names: list[str]
+    betas: tuple[float, float]
+
+
+class _Saved(TypedDict):
+    """The state of a torch optimiser: what it keeps of each parameter, by number."""
+
+    state: dict[int, dict[str, Tensor]]
+    param_groups: list[_Group]
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,9 @@ def read_optimiser(path: Path, model: Path | None = None, only: str | None = Non
     home = model or (path if path.is_dir() else path.parent)
     state = _load(file)
     groups: list[list[int]] = [list(g["params"]) for g in state["param_groups"]]
-    held: Mapping[int, Any] = state["state"]
-    named = [g.get("param_names") for g in state["param_groups"]]
-    if all(names is not None for names in named):
+    held = state["state"]
+    named = [names for g in state["param_groups"] if (names := g.get("param_names")) is not None]
+    if len(named) == len(groups):
         names = {i: n for g, ns in zip(groups, named, strict=True) for i, n in zip(g, ns, strict=True)}
     else:
         names = _match(file, groups, held, _parameters(home, only), home)
@@ -58,7 +74,7 @@ def read_optimiser(path: Path, model: Path | None = None, only: str | None = Non
     return Captured(moments, step, float(betas[1]) if betas else None)
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(file: Path) -> _Saved:
     loaded = load_weights_only(file)
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
@@ -67,7 +83,7 @@ def _load(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: not the state of a torch optimiser (no 'state' and 'param_groups')")
     if not loaded["state"]:
         raise CheckpointError(f"{file}: the optimiser has not made a step yet")
-    return loaded
+    return _Saved(state=loaded["state"], param_groups=loaded["param_groups"])
 
 
 def _parameters(home: Path, only: str | None) -> list[tuple[str, tuple[int, ...], bool]]:
@@ -96,11 +112,11 @@ def _parameters(home: Path, only: str | None) -> list[tuple[str, tuple[int, ...]
 def _match(
     file: Path,
     groups: Sequence[Sequence[int]],
-    held: Mapping[int, Any],
+    held: Mapping[int, Mapping[str, Tensor]],
     known: Sequence[tuple[str, tuple[int, ...], bool]],
     home: Path,
 ) -> dict[int, str]:
-    """The one way to name the numbers that fits all shapes."""
+    """The names of the numbers, if only one naming fits all shapes."""
     shapes = {n: s for n, s, _ in known}
     found: list[dict[int, str]] = []
     for dealt in _dealings(known, len(groups)):
@@ -124,7 +140,7 @@ def _match(
 
 
 def _dealings(known: Sequence[tuple[str, tuple[int, ...], bool]], groups: int) -> Iterator[list[list[str]]]:
-    """The ways in which parameters are dealt out to groups: all in one, or a Trainer's with and without decay."""
+    """How parameters may be dealt out to groups: all in one, or a Trainer's with and without decay."""
     if groups == 1:
         yield [[n for n, _, _ in known]]
     if groups == 2:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mergeway.calibration.loss import Predict
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
 from mergeway.calibration.statistics import fisher_diagonal
 from mergeway.checkpoint import SafetensorsFiles
@@ -45,9 +45,7 @@ def read_fisher(start: Path | None, params: Params) -> dict[str, Tensor]:
     return {name: file.read(name) for name in file.infos}
 
 
-def running_fisher(
-    predict: Callable[..., Any], params: Params, tasks: list[Samples], before: Params
-) -> dict[str, Tensor]:
+def running_fisher(predict: Predict, params: Params, tasks: list[Samples], before: Params) -> dict[str, Tensor]:
     """The Fisher information after this task: that of its own samples, averaged with what was known before."""
     new: dict[str, Tensor] = {}
     for task in tasks:

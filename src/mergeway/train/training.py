@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mergeway.errors import OptionError
+
+Start = str | Path | Mapping[str, Tensor] | None  # an expert, a trunk or tensors; None is the base
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class Training:
         if self.lwf and self.ewc:
             raise OptionError("--lwf and --ewc: give one of them")
 
-    def total_steps(self, rows: int) -> int:
+    def total_steps(self, examples: int) -> int:
         """The steps of a training on that many examples."""
-        return self.steps if self.steps is not None else self.epochs * math.ceil(rows / self.batch)
+        return self.steps if self.steps is not None else self.epochs * math.ceil(examples / self.batch)
 
     def rate(self, step: int, total: int) -> float:
         """The learning rate of a step, the first being 0: a straight rise, then half a cosine down to 0."""
@@ -56,14 +59,14 @@ class Training:
             return self.lr * (step + 1) / rise
         return self.lr * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(total - rise, 1)))
 
-    def batches(self, rows: int, start: int, total: int) -> Iterator[Tensor]:
+    def batches(self, examples: int, start: int, total: int) -> Iterator[Tensor]:
         """The examples of each step from `start` on; every epoch is a shuffling that follows from the seed alone."""
-        a_pass = math.ceil(rows / self.batch)
+        a_pass = math.ceil(examples / self.batch)
         order, epoch = torch.empty(0, dtype=torch.long), -1
         for step in range(start, total):
             if step // a_pass != epoch:
                 epoch = step // a_pass
                 generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-                order = torch.randperm(rows, generator=generator)
+                order = torch.randperm(examples, generator=generator)
             at = step % a_pass * self.batch
             yield order[at : at + self.batch]
