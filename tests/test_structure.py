@@ -20,7 +20,7 @@ from mergeway.rules import RULES
 SOURCE = Path(__file__).parents[1] / "src" / "mergeway"
 ROOMS = ["cli", "bench", "train", "trunk", "fold", "rules", "calibration", "model", "checkpoint", "core"]
 # The goals are 60, 250 and 100: lower the numbers when what is above them gets shorter.
-LONGEST_FUNCTION, LONGEST_FILE, LONGEST_RULE = 67, 269, 100
+LONGEST_FUNCTION, LONGEST_FILE, LONGEST_RULE = 66, 250, 100
 MOST_ANY = 100
 
 

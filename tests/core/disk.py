@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mergeway.core import files
+from mergeway.core import stages
 
 Names = dict[int, dict[str, int]]  # the names in every directory, each with what it names
 
@@ -129,8 +129,8 @@ def recorded(root: Path, exchange: bool = True) -> Iterator[Disk]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync"):
             patch.setattr(os, name, _watched(disk, name, getattr(os, name)))
-        swap = files._exchange if exchange else lambda one, other: False
-        patch.setattr(files, "_exchange", _watched(disk, "exchange", swap))
+        swap = stages._exchange if exchange else lambda one, other: False
+        patch.setattr(stages, "_exchange", _watched(disk, "exchange", swap))
         yield disk
     disk.look("end")
 

@@ -12,7 +12,7 @@ import torch
 from disk import Disk, recorded
 
 import mergeway as mw
-from mergeway.core import files
+from mergeway.core import files, stages
 from mergeway.errors import CheckpointError
 
 
@@ -61,7 +61,7 @@ def test_a_staged_directory_replaces_another(tmp_path, disks, exchange):
     (out / "old.txt").write_text("old")
     with recorded(root, exchange) as disk:
         disks.append(disk)
-        with files.staged(out, replace=True) as stage:
+        with stages.staged(out, replace=True) as stage:
             (stage / "heads").mkdir()
             (stage / "heads" / "new.txt").write_text("by a library that flushes nothing")
             (stage / "link").symlink_to("heads/new.txt")
@@ -69,7 +69,7 @@ def test_a_staged_directory_replaces_another(tmp_path, disks, exchange):
     assert sorted(new) == ["heads/new.txt", "link"]
     for cut, made in disk.cuts(tmp_path / "cuts"):
         if not exchange:
-            files.restore(made / "out")
+            stages.restore(made / "out")
         assert content(made / "out") in ([new] if cut == disk.last else [old, new]), disk.calls[: cut + 1]
     assert [p.name for p in root.iterdir()] == ["out"]
 
@@ -79,7 +79,7 @@ def test_no_failure_ends_with_neither(tmp_path, monkeypatch, exchange):
     """Every rename and every flush fails once: the old directory is there, and nothing beside it."""
     out = tmp_path / "root" / "out"
     if not exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(stages, "_exchange", lambda one, other: False)
     failed = 0
     for number in range(100):
         shutil.rmtree(out.parent, ignore_errors=True)
@@ -99,7 +99,7 @@ def test_no_failure_ends_with_neither(tmp_path, monkeypatch, exchange):
 
 def refused(out: Path) -> str | None:
     try:
-        with files.staged(out, replace=True) as stage:
+        with stages.staged(out, replace=True) as stage:
             (stage / "new.txt").write_text("new")
     except CheckpointError as problem:
         return str(problem)
@@ -154,7 +154,7 @@ def test_two_directories_change_names(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "was").write_text(name)
-    files.swap(tmp_path / "a", tmp_path / "b")
+    stages.swap(tmp_path / "a", tmp_path / "b")
     assert content(tmp_path) == {"a/was": b"b", "b/was": b"a"}
 
 

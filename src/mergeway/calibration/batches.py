@@ -10,6 +10,7 @@ from torch import Tensor
 from mergeway.calibration.loss import Predict, cross_entropy, divergence
 from mergeway.calibration.samples import Samples, shares
 from mergeway.calibration.teaching import with_copies
+from mergeway.core.tensors import whole_numbers
 from mergeway.model.inputs import Params
 from mergeway.model.model import Encoder, scaled_cosine
 
@@ -26,7 +27,7 @@ def draw_batches(tasks: Sequence[Samples], count: int, size: int, seed: int) -> 
         for task, rows in zip(tasks, counts, strict=True):
             versions = 1 if task.answers is None else task.answers.shape[1]
             drawn = torch.randperm(len(task) * versions, generator=generator)[:rows]
-            batch.append(with_copies(task, (drawn // versions).tolist(), (drawn % versions).tolist()))
+            batch.append(with_copies(task, whole_numbers(drawn // versions), whole_numbers(drawn % versions)))
         yield batch
 
 
@@ -52,7 +53,7 @@ def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[
     names = batch[0].inputs
     whole = Samples("", {n: torch.cat([task.tensors[n] for task in batch]) for n in names}, owner)
     order = torch.arange(len(whole)) if whole.mask is None else whole.mask.sum(-1).argsort(stable=True)
-    for part in order.split(most):
+    for part in torch.split(order, most):
         features = encoder.features(params, whole.rows(part).trimmed().inputs)
         losses: list[Tensor] = []
         for k, (task, weight) in enumerate(zip(batch, weights, strict=True)):

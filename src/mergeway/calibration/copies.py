@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeway.core.tensors import whole_numbers
+
 # What a copy is drawn by, whatever else is copied: the key of its task, its row, its number.
 Name = tuple[int, int, int]
 
@@ -56,12 +58,12 @@ def _copy_images(images: Tensor, names: Sequence[Name]) -> Tensor:
     changes = [_change(name, max(1, height // SHIFT)) for name in names]
     down, right, share, other = (np.array(column) for column in zip(*changes, strict=True))
     lines = np.array([row for _, row, _ in names])[:, None] * height + (np.arange(height) - down[:, None]) % height
-    own = images.reshape(-1, width, channels)[torch.from_numpy(lines)]
+    own = images.reshape(-1, width, channels)[torch.as_tensor(lines)]
     for columns in np.unique(right):
-        those = torch.from_numpy(right == columns)
+        those = torch.as_tensor(right == columns)
         own[those] = own[those].roll(int(columns), 2)
-    kept, lent = (torch.from_numpy(s).float().view(-1, 1, 1, 1) for s in (share, 1 - share))
-    mixed = own.float().mul_(kept).add_(images[torch.from_numpy(other)].float().mul_(lent))
+    kept, lent = (torch.as_tensor(s).float().view(-1, 1, 1, 1) for s in (share, 1 - share))
+    mixed = own.float().mul_(kept).add_(images[torch.as_tensor(other)].float().mul_(lent))
     return mixed.round_().to(images.dtype)
 
 
@@ -72,13 +74,13 @@ def _copy_texts(inputs: Mapping[str, Tensor], names: Sequence[Name]) -> dict[str
     seen = torch.zeros(len(names), ids.shape[1], dtype=inputs["attention_mask"].dtype)
     for place, name in enumerate(names):
         row, draw = name[1], np.random.default_rng(name)
-        tokens: list[int] = ids[row][mask[row]].tolist()
+        tokens = whole_numbers(ids[row][mask[row]])
         if len(tokens) > 2:
             first, *body, last = tokens
             kept = [token for token in body if draw.random() >= DROPPED] or body
             if draw.random() < SPLICED:
                 other = _other(draw, row)
-                end: list[int] = ids[other][mask[other]].tolist()[1:-1]
+                end = whole_numbers(ids[other][mask[other]])[1:-1]
                 kept = kept[: max(1, round(len(kept) * draw.uniform(0.5, 1.0)))] + end[len(end) // 2 :]
             tokens = [first, *kept[: ids.shape[1] - 2], last]
         # Only what came before may say what padding is, or a copy would change with what follows.

@@ -87,13 +87,9 @@ def write_adapter(
     rank = min(rank, max(min(base.infos[n].shape) for n in chosen))
     names = names_of(base.directory)
     module = {n: (names.inside(n) if names else n).removesuffix(".weight") for n in chosen}
-    infos: dict[str, TensorInfo] = {}
-    for name in chosen:
-        rows, columns = base.infos[name].shape[::-1] if transposed else base.infos[name].shape
-        infos[_key(module[name], "A")] = TensorInfo((rank, columns), dtype)
-        infos[_key(module[name], "B")] = TensorInfo((rows, rank), dtype)
     whole = {f"{_PREFIX}{names.inside(n) if names else n}": t.to(dtype) for n, t in (head or {}).items()}
-    infos |= {key: TensorInfo(tuple(t.shape), dtype) for key, t in whole.items()}
+    shapes = {module[n]: base.infos[n].shape[::-1] if transposed else base.infos[n].shape for n in chosen}
+    infos = _factor_infos(shapes, rank, dtype) | {k: TensorInfo(tuple(t.shape), dtype) for k, t in whole.items()}
     with staged_directory(out, force) as stage:
         writer = FileWriter(stage / "adapter_model.safetensors", infos)
         progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen), "bytes")
@@ -110,10 +106,7 @@ def write_adapter(
             return LayerEnergy(name, tuple(base.infos[name].shape), squared_norm(update), kept)
 
         layers = list(pool.map(job, chosen))
-        for key, tensor in whole.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise CheckpointError(f"the head '{key}' does not fit into {dtype}; use a wider --dtype")
-            writer.write(key, 0, tensor)
+        _write_head(writer, whole)
         writer.finish()
         rest = [n for n in moved if n not in chosen]
         left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
@@ -124,6 +117,22 @@ def write_adapter(
         write_card(stage, card(done))
         finish(stage)
     return done
+
+
+def _factor_infos(shapes: Mapping[str, tuple[int, ...]], rank: int, dtype: torch.dtype) -> dict[str, TensorInfo]:
+    """The two factors of every module, by the names that peft gives them."""
+    infos: dict[str, TensorInfo] = {}
+    for module, (rows, columns) in shapes.items():
+        infos[_key(module, "A")] = TensorInfo((rank, columns), dtype)
+        infos[_key(module, "B")] = TensorInfo((rows, rank), dtype)
+    return infos
+
+
+def _write_head(writer: FileWriter, head: Mapping[str, Tensor]) -> None:
+    for key, tensor in head.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"the head '{key}' does not fit into {tensor.dtype}; use a wider --dtype")
+        writer.write(key, 0, tensor)
 
 
 def _update(name: str, model: Checkpoint, base: Checkpoint) -> Tensor:

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from mergeway.checkpoint.source import INDEX
-from mergeway.core.files import copy_file, restore, staged, write_text, writing
+from mergeway.core.files import copy_file, write_text, writing
 from mergeway.core.ranks import team
+from mergeway.core.stages import restore, staged
 from mergeway.errors import CheckpointError
 
 # Config, tokenizer, processor and generation files; weights and cards are written anew, never copied.

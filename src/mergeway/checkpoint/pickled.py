@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +56,7 @@ def load_pickles(files: list[Path]) -> dict[str, Tensor]:
     return {name: tensor for path in files for name, tensor in _tensors(path).items()}
 
 
-def load_weights_only(path: Path) -> Any:
+def load_weights_only(path: Path) -> object:
     """What a pickled file holds; torch's weights-only reader runs no code from it."""
     try:
         with reading(path):

@@ -16,6 +16,9 @@ from mergeway.core.files import regular
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError
 
+# A JSON object of a file: anything may be in it.
+JsonObject = dict[str, Any]
+
 MAX_JSON = 1 << 28  # bytes; the index of the largest models takes a hundredth of it
 _SPELLED = {dtype: text for text, dtype in DTYPES.items()}
 
@@ -94,7 +97,7 @@ class SafetensorsFiles:
         return self._file_of[name].read(name)
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, what: str) -> JsonObject:
     """A JSON object from a file, or one line that says why not."""
     try:
         if path.exists():

@@ -68,6 +68,11 @@ def thin_svd(a: Tensor) -> ThinSVD:
     return ThinSVD((a.to(torch.float64, copy=True) @ v) / sigma, sigma, v)
 
 
+def symmetric_inverse(a: Tensor) -> Tensor:
+    """The pseudo-inverse of a symmetric matrix, its rank cut at RANK_CUT."""
+    return torch.linalg.pinv(a, rtol=RANK_CUT, hermitian=True)
+
+
 def flat_spectrum(a: Tensor) -> Tensor:
     """mean(σ)·U Vᵀ: `a` with all its singular values replaced by their mean; the zero matrix stays zero.
 

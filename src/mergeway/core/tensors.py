@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import prod
 
 import torch
+from torch import Tensor
 
 from mergeway.errors import OptionError, suggest
 
@@ -88,6 +89,11 @@ def compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as problem:
         raise OptionError(f"option 'linear': {pattern!r} is not a regular expression ({problem})") from None
+
+
+def whole_numbers(tensor: Tensor) -> list[int]:
+    """The values of a vector of integers."""
+    return tensor.tolist()
 
 
 def parts(name: str, shape: tuple[int, ...], matrix: bool) -> Iterator[Part]:

@@ -7,14 +7,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from mergeway.calibration.loss import Predict
 from mergeway.calibration.objective import Loss, Objective, as_objective
+from mergeway.calibration.samples import Samples
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.heads import head_pattern, write_beside
+from mergeway.checkpoint.resolve import Reference
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
@@ -27,9 +29,6 @@ from mergeway.fold.outlets import InMemory, OnDisk
 from mergeway.fold.prepare import Arrival, Base, check_weight, prepare_arrival, prepare_base, task_name
 from mergeway.fold.stream import Folded, fold_stream, folder_of
 from mergeway.rules import Fold, Rule, make
-
-# A reference, a module, or named tensors.
-Ref = Any
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class FoldedModel:
 
 
 def merge(
-    base: Ref,
-    arrivals: Sequence[Ref],
+    base: Reference,
+    arrivals: Sequence[Reference],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
     objective: Loss | None = None,
@@ -85,8 +84,8 @@ def merge(
 
 
 def fold_steps(
-    base: Ref,
-    arrivals: Sequence[Ref],
+    base: Reference,
+    arrivals: Sequence[Reference],
     rule: str | Rule,
     weights: Sequence[float] | None = None,
     objective: Loss | None = None,
@@ -111,8 +110,8 @@ def fold_steps(
 
 def merge_into(
     out: str | Path,
-    base: Ref,
-    arrivals: Sequence[Ref],
+    base: Reference,
+    arrivals: Sequence[Reference],
     rule: str | Rule = "average",
     weights: Sequence[float] | None = None,
     objective: Loss | None = None,
@@ -150,8 +149,8 @@ def merge_into(
 class _Given:
     """A stream as a caller names it."""
 
-    base: Ref
-    arrivals: Sequence[Ref]
+    base: Reference
+    arrivals: Sequence[Reference]
     weights: Sequence[float] | None
     tasks: Sequence[str] | None
     heads: str | None
@@ -223,7 +222,7 @@ def _prepare(
     return _Prepared(rule, base, arrivals, loss, progress)
 
 
-def _newest(objective: Objective, count: int) -> Any:
+def _newest(objective: Objective, count: int) -> tuple[Predict, Samples]:
     return objective.seen(count).newest()
 
 

@@ -77,7 +77,7 @@ class PartFolder(Folder):
         kept: Sink | None,
         model: Sink | None,
     ) -> Fold:
-        extras = [arrival.extras() if arrival.extras else {} for arrival in arrivals]
+        extras: list[Mapping[str, Tensor]] = [arrival.extras() if arrival.extras else {} for arrival in arrivals]
 
         def one(name: str) -> list[Facts]:
             readers = [arrival.read(name) for arrival in arrivals]

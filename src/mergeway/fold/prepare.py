@@ -113,7 +113,7 @@ def task_name(given: str | None, checkpoint: Checkpoint, taken: Container[str]) 
     return name
 
 
-def check_weight(weight: float) -> None:
+def check_weight(weight: object) -> None:
     """Utilities are positive and finite."""
     if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
         raise OptionError(f"weight {weight!r}: a utility weight is a positive, finite number")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mergeway.core.linalg import symmetric_inverse
 from mergeway.core.tensors import Part
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, SeesMatrices, State, WantsGrams
@@ -49,7 +50,7 @@ class Regmean(SeesMatrices, WantsGrams):
             return mean
         gram = state["gram"].double()
         rest = state["product"].double() - mean.double() @ gram
-        solved = rest @ torch.linalg.pinv(gram, rtol=1e-6, hermitian=True)
+        solved = rest @ symmetric_inverse(gram)
         return mean + solved.to(mean.dtype)
 
     def slot_shape(self, slot: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def teach(
         gradients = {n: _gradient(leaves[n]) for n in flat.names}
         for n, gradient in flat.of_gains(gradients).items():
             gains[n].grad, weights[n].grad = gradient, gradients[n]
-        adam.step()
+        adam.step()  # pyright: ignore[reportUnknownMemberType]
         decay.step()
     return _moved(start, flat, gains, weights), losses
 

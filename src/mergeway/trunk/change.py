@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
+from mergeway.calibration.calibrate import CalibrationRequest, calibrate, read_task
+from mergeway.calibration.memory import Bounds, CalibrationMemory
+from mergeway.calibration.objective import Objective
 from mergeway.checkpoint.heads import Head
-from mergeway.errors import TrunkError
+from mergeway.errors import OptionError, TrunkError
+from mergeway.fold.extras import Data
 from mergeway.fold.folder import Folder, Standing
 from mergeway.fold.prepare import Arrival, Base
 from mergeway.rules.rule import Fold
@@ -32,6 +37,29 @@ class Change:
         if last.files is None:
             return Standing()
         return Standing(Fold(**last.stream), self.store.of(last).state(), self.point.weights)
+
+    def calibrated(
+        self, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest, bounds: Bounds
+    ) -> tuple[Objective | None, CalibrationMemory | None, Data | None]:
+        """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
+        name, asks, base = self.folder.rule.name, self.folder.asks, self.base.checkpoint
+        if request.copies is not None and (asks != "tasks" or request.objective is not None):
+            raise OptionError(
+                "--copies: no arrival is asked here; leave it out, or fold with data and a rule that needs it"
+            )
+        if asks == "tasks":
+            tasks = {f.task: f.weight for f in self.point.held()} | {arrival.task: arrival.weight}
+            held = CalibrationMemory.read(self.store.of(self.point.last).directory("calibration"))
+            memory, loss = calibrate(name, base, tasks, heads, held or CalibrationMemory({}, bounds=bounds), request)
+            return loss, memory, None
+        if isinstance(request.data, Mapping) or isinstance(request.head, Mapping):
+            raise OptionError(f"rule '{name}' takes data of the arrival alone; give --data DATA")
+        if request.objective is not None or (request.data is not None and asks == "nothing"):
+            raise OptionError(f"rule '{name}' uses no data; leave out --data and the objective")
+        if request.data is None:
+            return None, None, None
+        own = heads.get(arrival.task)
+        return None, None, partial(read_task, request.data, request.head, arrival.task, base, own, request.compute)
 
 
 def record_of(point: Point, kind: str, arrival: Arrival) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Commit:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, store: Store, point: Point, base: Base) -> Iterator[Commit]:
+    def begin(cls, store: Store, point: Point, base: Base) -> Generator[Commit]:
         """A commit that is gone again unless it is finished."""
         with store.stage() as stage:
             yield cls(store, point, base, stage)

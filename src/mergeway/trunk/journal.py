@@ -160,7 +160,9 @@ class Journal:
             raise TrunkError(f"{path}: the journal cannot be read ({problem})") from None
         if len(lines) - 1 > named and b"\0" in lines[-1]:  # a block that never reached the disk reads as zeros
             rest = lines.pop()
-        records, ends, previous, end = [], [], START, 0
+        records: list[Record] = []
+        ends: list[int] = []
+        previous, end = START, 0
         for number, raw in enumerate(lines, 1):
             line = raw.decode("utf-8", "replace")
             record = parse_record(path, number, line)

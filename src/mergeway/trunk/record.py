@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import TrunkError
 
 START = "0" * 64
@@ -33,15 +32,15 @@ class Record:
     digest: str | None = None
     weight: float | None = None
     files: str | None = None
-    stream: Mapping[str, Any] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    stream: JsonObject = field(default_factory=dict[str, object])
+    details: JsonObject = field(default_factory=dict[str, object])
     previous: str = START
     hash: str = ""
 
     def sealed(self, previous: str) -> Record:
         """The record with its place in the chain and its own hash."""
-        open_ended = Record(**{**asdict(self), "previous": previous, "hash": ""})
-        return Record(**{**asdict(open_ended), "hash": open_ended.computed_hash()})
+        open_ended = replace(Record(**asdict(self)), previous=previous, hash="")
+        return replace(open_ended, hash=open_ended.computed_hash())
 
     def computed_hash(self) -> str:
         body = {key: value for key, value in asdict(self).items() if key != "hash"}
@@ -51,7 +50,7 @@ class Record:
         return canonical(asdict(self))
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """The one text of a JSON value that hashes are taken of."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

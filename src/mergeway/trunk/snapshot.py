@@ -78,6 +78,13 @@ class Snapshot:
             for problem in file_problems(self.path / name, self.digests[name], each):
                 raise self._changed(problem)
 
+    def directory(self, files: str) -> Path | None:
+        """Where the files are whose names begin so, checked; None where the step is the bare base."""
+        if not self._record.files:
+            return None
+        self.check(lambda name: name.startswith(files))
+        return self.path
+
     def problems(self, each: Each = map, progress: Progress = SILENT) -> list[str]:
         """Everything that is not as it was committed, one line each."""
         listing = self.path / DIGESTS

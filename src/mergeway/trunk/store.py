@@ -20,12 +20,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mergeway.checkpoint.directory import staged_directory
+from mergeway.checkpoint.source import JsonObject
 from mergeway.core.files import append, copy_file, place, reading, write_beside, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
@@ -51,7 +51,7 @@ class Store:
         self._known: Point | None = None  # where the trunk stands for as long as we hold the lock and change nothing
 
     @classmethod
-    def create(cls, path: Path, settings: Mapping[str, Any], first: Record) -> Store:
+    def create(cls, path: Path, settings: Mapping[str, object], first: Record) -> Store:
         """A new trunk, complete or not at all."""
         with writing(path):
             taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -71,7 +71,7 @@ class Store:
             raise TrunkError(str(problem)) from None
         return cls(path)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """What was fixed at `init`."""
         try:
             text = self.settings_path.read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ class Store:
             return self.head_path.read_bytes() if self.head_path.exists() else b""
 
     @contextlib.contextmanager
-    def writer(self, wait: bool = True, progress: Progress = SILENT) -> Iterator[None]:
+    def writer(self, wait: bool = True, progress: Progress = SILENT) -> Generator[None]:
         """Be the one writer (of a team, the lead is); the operating system frees the lock of a killed one."""
         lock = WriterLock(self.path / "lock")
         team().from_lead(lambda: lock.acquire(wait, progress))
@@ -143,7 +143,7 @@ class Store:
                 left.unlink()
 
     @contextlib.contextmanager
-    def stage(self) -> Iterator[Path]:
+    def stage(self) -> Generator[Path]:
         """A directory for the next snapshot; gone again unless it was committed."""
         stage = team().from_lead(self._make_stage)
         try:

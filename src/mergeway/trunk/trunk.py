@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from mergeway.calibration.alignment import Alignment, align
-from mergeway.calibration.calibrate import ByTask, CalibrationRequest, calibrate, read_task
-from mergeway.calibration.memory import Bounds, CalibrationMemory, check_copies
+from mergeway.calibration.calibrate import ByTask, CalibrationRequest, read_task
+from mergeway.calibration.memory import Bounds, check_copies
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import open_checkpoint
-from mergeway.checkpoint.heads import Head, head_pattern, read_heads
+from mergeway.checkpoint.heads import head_pattern, read_heads
+from mergeway.checkpoint.resolve import Reference
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
 from mergeway.errors import OptionError, TrunkError
-from mergeway.fold.extras import Data as Source
 from mergeway.fold.extras import Given, with_extras
-from mergeway.fold.prepare import Arrival, prepare_arrival, prepare_base, task_name
+from mergeway.fold.prepare import prepare_arrival, prepare_base, task_name
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
@@ -64,12 +62,7 @@ class Trunk(TrunkView):
             raise OptionError(
                 f"rule '{name}' cannot be found again by its name; put its class into a module of its own"
             )
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
-        if not isinstance(base, str | Path):
-            raise TrunkError(
-                f"the base of a trunk is a path or a hub id, not {type(base).__name__}; save the model first"
-            )
+        _check_kept(keep, base)
         checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
         with worker_pool(threads) as pool:
             prepared = prepare_base(checkpoint, pool, progress)
@@ -101,7 +94,7 @@ class Trunk(TrunkView):
 
     def add(
         self,
-        ref: Any,
+        ref: Reference,
         task: str | None = None,
         weight: float = 1.0,
         *,
@@ -134,7 +127,7 @@ class Trunk(TrunkView):
             refuse_twice(arrival, point, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
             request = CalibrationRequest(data, head, objective, remember, self._compute, copies)
-            loss, memory, source = self._calibrated(change, arrival, heads, request)
+            loss, memory, source = change.calibrated(arrival, heads, request, self.bounds)
             arrival = with_extras(self.rule, base, arrival, moments, source)
             with Commit.begin(self._store, change.point, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
@@ -143,7 +136,7 @@ class Trunk(TrunkView):
                 record = record_of(point, "add", arrival)
                 return commit.finish(record, self.rule, folded.at, folded.details, self.keep)
 
-    def remove(self, task: str, ref: Any, *, wait: bool = True, allow_pickle: bool = False) -> Record:
+    def remove(self, task: str, ref: Reference, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
         with self._change(wait) as change:
             change.folder.check_removable()
@@ -160,7 +153,7 @@ class Trunk(TrunkView):
             record = record_of(point, "remove", arrival)
             if len(held) == 1:
                 # The deployed model is the base again, and there is nothing to keep.
-                bare = Record(**{**record.__dict__, "result": base.seen.digest})
+                bare = replace(record, result=base.seen.digest)
                 return self._store.commit_record(point, bare, self.keep)
             with Commit.begin(self._store, point, base) as commit:
                 kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
@@ -225,35 +218,20 @@ class Trunk(TrunkView):
                 return self._store.commit(stage, digests, journal.point(), record, self.keep)
 
     @contextlib.contextmanager
-    def _change(self, wait: bool) -> Iterator[Change]:
+    def _change(self, wait: bool) -> Generator[Change]:
         """The writer's lock, workers, and the trunk as it stands."""
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
             point = self._store.point()
             base = self._base(pool)
             folder = folder_of(self.rule, base, pool, self._progress, team())
-            yield Change(self._store, point, base, folder, pool, read_heads(self._snapshot(point.last, "heads")))
-
-    def _calibrated(
-        self, change: Change, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest
-    ) -> tuple[Objective | None, CalibrationMemory | None, Source | None]:
-        """The loss of all tasks and what to keep of their samples; or, if the rule asks about the arrival alone, its data."""
-        name, base = self.rule.name, change.base
-        if request.copies is not None and (change.folder.asks != "tasks" or request.objective is not None):
-            raise OptionError(
-                "--copies: no arrival is asked here; leave it out, or fold with data and a rule that needs it"
+            yield Change(
+                self._store, point, base, folder, pool, read_heads(self._store.of(point.last).directory("heads"))
             )
-        if change.folder.asks == "tasks":
-            tasks = {f.task: f.weight for f in change.point.held()} | {arrival.task: arrival.weight}
-            held = CalibrationMemory.read(self._snapshot(change.point.last, "calibration"))
-            held = held or CalibrationMemory({}, bounds=self.bounds)
-            memory, loss = calibrate(name, base.checkpoint, tasks, heads, held, request)
-            return loss, memory, None
-        if isinstance(request.data, Mapping) or isinstance(request.head, Mapping):
-            raise OptionError(f"rule '{name}' takes data of the arrival alone; give --data DATA")
-        if request.objective is not None or (request.data is not None and change.folder.asks == "nothing"):
-            raise OptionError(f"rule '{name}' uses no data; leave out --data and the objective")
-        if request.data is None:
-            return None, None, None
-        own = heads.get(arrival.task)
-        read = partial(read_task, request.data, request.head, arrival.task, base.checkpoint, own, self._compute)
-        return None, None, read
+
+
+def _check_kept(keep: object, base: object) -> None:
+    """What a trunk writes down and comes back to must be what `create` asks for, whatever a caller gave."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
+    if not isinstance(base, str | Path):
+        raise TrunkError(f"the base of a trunk is a path or a hub id, not {type(base).__name__}; save the model first")

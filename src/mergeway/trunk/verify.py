@@ -17,7 +17,7 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT) -> li
         settings = store.settings_digest()
     except (MergewayError, OSError) as problem:
         return [str(problem)]
-    problems = []
+    problems: list[str] = []
     if journal.records[0].details.get("settings") != settings:
         problems.append(f"{store.settings_path}: was changed after 'init'")
     if not store.steps.is_dir():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.heads import Head, label_config, read_heads, with_head, write_beside
+from mergeway.checkpoint.source import JsonObject
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
@@ -63,9 +64,9 @@ class TrunkView:
     def path(self) -> Path:
         return self._store.path
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> JsonObject:
         """The calibration samples that the trunk remembers: tasks, samples, the arrivals' answers, bytes."""
-        directory = self._snapshot(self._store.journal().last, "calibration")
+        directory = self._store.of(self._store.journal().last).directory("calibration")
         held = CalibrationMemory.read(directory)
         if held is None or directory is None:
             return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
@@ -137,7 +138,7 @@ class TrunkView:
         the model with the base's own head, and all heads of tasks beside it, as `heads/TASK.safetensors`.
         """
         check_apart(Path(out), [self.base_ref])
-        heads = read_heads(self._snapshot(self._store.journal().last, "heads"))
+        heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
         own = self._head(heads, task, backbone)
         base = self._open_base()
         return write_model(
@@ -168,7 +169,7 @@ class TrunkView:
         `task` and `backbone` are those of `export`; the head of a task is stored whole, among peft's `modules_to_save`.
         """
         check_apart(Path(out), [self.base_ref])
-        heads = read_heads(self._snapshot(self._store.journal().last, "heads"))
+        heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
         own = self._head(heads, task, backbone)
         base = self._open_base()
         with worker_pool(self._threads) as pool:
@@ -211,18 +212,10 @@ class TrunkView:
         except CheckpointError as problem:
             raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
 
-    def _base(self, pool: Any) -> Base:
+    def _base(self, pool: Executor) -> Base:
         base = prepare_base(self._open_base(), pool, self._progress, self.heads)
         if base.seen.digest != self.base_digest:
             raise TrunkError(
                 f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
             )
         return base
-
-    def _snapshot(self, record: Record, files: str) -> Path | None:
-        """Where the files of a step are whose names begin so, checked; None where the step is the bare base."""
-        if not record.files:
-            return None
-        found = self._store.of(record)
-        found.check(lambda name: name.startswith(files))
-        return found.path

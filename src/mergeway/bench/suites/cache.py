@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mergeway.core.files import staged
+from mergeway.core.stages import staged
 from mergeway.errors import CheckpointError
 
 

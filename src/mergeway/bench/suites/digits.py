@@ -23,8 +23,9 @@ from torch.nn import functional
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.written import PATCH, SIDE, TASKS, Examples, make_examples
 from mergeway.checkpoint.writer import save_tensors
-from mergeway.core.files import copy_file, make_directory, replace_text, replaced, staged
+from mergeway.core.files import copy_file, make_directory, replace_text, replaced
 from mergeway.core.progress import SILENT, Progress
+from mergeway.core.stages import staged
 from mergeway.errors import OptionError
 
 if TYPE_CHECKING:
