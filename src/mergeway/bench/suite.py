@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration.loss import Predict
+from mergeway.calibration.judge import in_full, judge_samples
 from mergeway.calibration.readers import read_head
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, require_labels
 from mergeway.calibration.suite import SuiteData
@@ -58,34 +59,19 @@ class Suite(SuiteData):
         say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean accuracy over all tasks after the last.
         `through` is another reading of the parameters than the suite's own model, such as the tangent model.
         """
-        params = self.compute.put({n: p.float() if p.is_floating_point() else p for n, p in params.items()})
-        batch = batch or self.compute.micro_batch or 32
         model = through or self.model
+        params = in_full(model, params)
         with torch.no_grad():
             head, open_classes = self._shared_head(
                 model, params, list(seen or [t.name for t in self.tasks]), classifier or self.classifier
             )
-            return [self._judge_task(model, params, name, head, open_classes, batch) for name in names]
-
-    def _judge_task(
-        self,
-        predict: Predict,
-        params: Mapping[str, Tensor],
-        name: str,
-        head: Tensor | None,
-        open_classes: Tensor | None,
-        batch: int,
-    ) -> tuple[float, float]:
-        test = self.samples(name, "test").rows(slice(self.tests)).by_length()
-        hits, loss = 0, 0.0
-        for start in range(0, len(test), batch):
-            rows = test.rows(slice(start, start + batch)).trimmed()
-            logits = predict(params, rows.inputs, rows.head if head is None else head)
-            if open_classes is not None:
-                logits = logits.masked_fill(~open_classes, -torch.inf)
-            hits += int((logits.argmax(-1) == rows.labels).sum())
-            loss += float(functional.cross_entropy(logits, rows.labels, reduction="sum"))
-        return 100.0 * hits / len(test), loss / len(test)
+        found: list[tuple[float, float]] = []
+        for name in names:
+            test = self.samples(name, "test").rows(slice(self.tests))
+            test = test if head is None else replace(test, head=head)
+            loss, accuracy = judge_samples(model, params, test, batch, open_classes)
+            found.append((accuracy, loss))
+        return found
 
     def _shared_head(
         self, model: Encoder | Tangent, params: Mapping[str, Tensor], seen: list[str], classifier: str

@@ -1,4 +1,4 @@
-"""Text for a causal language model: plain documents, prompts with completions, or chats, one document a row.
+"""Text for a causal language model: plain documents, prompts with answers, choices or chats, one document a row.
 
 Text is tokenised as the tokenizer does by default, so it begins with a begin token where the tokenizer writes one, and ends with
 an end token only where the text or the chat template has it. No row sees another.
@@ -6,13 +6,13 @@ an end token only where the text or the chat template has it. No row sees anothe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mergeway.calibration.lines import as_object, parse_object, read_lines
+from mergeway.calibration.lines import as_object, read_objects
 from mergeway.calibration.samples import MASKED, Samples
 from mergeway.errors import OptionError
 from mergeway.model.kinds import CausalLM
@@ -22,10 +22,8 @@ Document = tuple[list[int], list[bool]]
 
 
 def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
-    """The documents of a JSON lines file; each line has `text`, or `prompt` and `completion`, or `messages`."""
-    documents = [
-        _document(f"{path}, line {k}", line, model.tokenizer) for k, line in enumerate(read_lines(path), 1) if line
-    ]
+    """The documents of a JSON lines or parquet file; see `document_of` for what a row may be."""
+    documents = [document_of(where, row, model.tokenizer) for where, row in read_objects(path)]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
     cut = [(ids[: model.max_length], judged[: model.max_length]) for ids, judged in documents]
@@ -50,22 +48,41 @@ def padded(documents: Sequence[Document], padding: int, task: str) -> Samples:
     return Samples(task, {"input_ids": inputs, "attention_mask": mask}, labels)
 
 
-def _document(where: str, line: str, tokenizer: Any) -> Document:
-    row = parse_object(line)
+def document_of(where: str, row: Mapping[str, Any] | None, tokenizer: Any) -> Document:
+    """The document of a row with `text`, `prompt` and `completion` (or `answer`), `prompt`, `choices` and `answer`, or `messages`."""
     if row is not None:
         if isinstance(row.get("text"), str) and row["text"]:
             ids = _ids(tokenizer, row["text"])
             return ids, [True] * len(ids)
-        if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str) and row["completion"]:
-            return _completed(row["prompt"], row["completion"], tokenizer)
+        if isinstance(row.get("prompt"), str) and "choices" in row:
+            choices, right = choices_of(where, row)
+            return completed(row["prompt"], choices[right], tokenizer)
+        answer = row.get("completion", row.get("answer"))
+        if isinstance(row.get("prompt"), str) and isinstance(answer, str) and answer:
+            return completed(row["prompt"], answer, tokenizer)
         if isinstance(row.get("messages"), list) and row["messages"]:
             return _chat(where, row["messages"], tokenizer)
     raise OptionError(
-        f"{where}: expected an object with a non-empty 'text', or 'prompt' and 'completion', or a list 'messages'"
+        f"{where}: expected an object with a non-empty 'text', or 'prompt' and 'completion', or 'prompt', 'choices' and 'answer', or a list 'messages'"
     )
 
 
-def _completed(prompt: str, completion: str, tokenizer: Any) -> Document:
+def choices_of(where: str, row: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The answers that a row offers, and which of them is right: `answer` is its number from 0, or the text itself."""
+    choices: list[Any] = row["choices"] if isinstance(row["choices"], list) else []
+    if len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
+        raise OptionError(f"{where}: 'choices' is {row['choices']!r}; it must be a list of two or more texts")
+    answer = row.get("answer")
+    if isinstance(answer, str) and answer in choices:
+        return choices, choices.index(answer)
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        raise OptionError(
+            f"{where}: 'answer' is {answer!r}; it must be one of the {len(choices)} choices, or its number from 0"
+        )
+    return choices, answer
+
+
+def completed(prompt: str, completion: str, tokenizer: Any) -> Document:
     """A prompt and what follows it as one text; a token that reaches from one into the other is judged."""
     ids = _ids(tokenizer, prompt + completion)
     given = 0

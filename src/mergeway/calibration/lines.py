@@ -1,8 +1,10 @@
-"""The lines of a text file that a user gave, and the objects in them."""
+"""The lines of a text file that a user gave, the rows of a table, and the objects in both."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,3 +32,27 @@ def parse_object(line: str) -> dict[str, Any] | None:
 def as_object(value: object) -> dict[str, Any] | None:
     """A value of a JSON file as an object; None when it is anything else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """The rows of a file of JSON lines or of a parquet table, each with where it is; empty lines are passed over."""
+    if path.suffix == ".parquet":
+        for number, row in enumerate(read_table(path).to_pylist(), 1):
+            # A table has every column in every row; one without a value is not there.
+            yield f"{path}, row {number}", {key: value for key, value in row.items() if value is not None}
+        return
+    for number, line in enumerate(read_lines(path), 1):
+        if line:
+            yield f"{path}, line {number}", parse_object(line)
+
+
+def read_table(path: Path) -> Any:
+    """A parquet file as a table of pyarrow."""
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise OptionError(f"{path}: reading parquet needs pyarrow; pip install 'mergeway[data]'") from None
+    try:
+        return parquet.read_table(path)
+    except Exception as problem:  # pyarrow has its own hierarchy of errors
+        raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None

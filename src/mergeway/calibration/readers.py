@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mergeway.calibration.lines import as_object, parse_object, read_lines
+from mergeway.calibration.lines import as_object, parse_object, read_lines, read_table
 from mergeway.calibration.pictures import PICTURES, decode
 from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
@@ -20,16 +19,18 @@ from mergeway.errors import OptionError
 from mergeway.model.model import ImageModel, Model, TextModel
 
 Array = npt.NDArray[Any]
+Split = Literal["train", "test"]
 
 
-def read_data(path: Path, task: str, head: Tensor, model: Model) -> Samples:
-    """The data of one task from whatever a path holds; training data where a file has both. All rows have labels, or none."""
+def read_data(path: Path, task: str, head: Tensor, model: Model, split: Split = "train") -> Samples:
+    """The data of one task from whatever a path holds, of the split asked for where it has both. All rows have labels, or none."""
     if path.is_dir():
-        return _read_folder(path, task, head, _of_images(path, model))
+        parted = (path / "train").is_dir() and (path / "test").is_dir()
+        return _read_folder(path / split if parted else path, task, head, _of_images(path, model))
     if not path.exists():
         raise OptionError(f"{path}: no such file or directory")
     if path.suffix == ".npz":
-        return read_npz(path, "train", task, head, _of_images(path, model))
+        return read_npz(path, split, task, head, _of_images(path, model))
     if path.suffix == ".parquet":
         return _read_parquet(path, task, head, model)
     if path.suffix == ".jsonl":
@@ -111,14 +112,7 @@ def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
 
 def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int] | None]:
     """A column of inputs and the labels beside it, if there are any."""
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise OptionError(f"{path}: reading parquet needs pyarrow; pip install 'mergeway[data]'") from None
-    try:
-        table = parquet.read_table(path)
-    except Exception as problem:  # pyarrow has its own hierarchy of errors
-        raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None
+    table = read_table(path)
     if wanted not in table.column_names:
         raise OptionError(f"{path}: has no column '{wanted}'; it has {', '.join(table.column_names)}")
     values: list[Any] = table.column(wanted).to_pylist()

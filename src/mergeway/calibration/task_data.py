@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.documents import read_documents
-from mergeway.calibration.readers import read_data, read_head
+from mergeway.calibration.readers import Split, read_data, read_head
 from mergeway.calibration.samples import Samples
 from mergeway.calibration.suite import SuiteData, is_suite
 from mergeway.checkpoint.heads import classes_of
@@ -28,41 +28,43 @@ def task_data(
     base: Model | Path,
     own: Mapping[str, Tensor] | None = None,
     compute: Compute | None = None,
+    split: Split = "train",
 ) -> tuple[Model, Samples]:
-    """A task's training samples, and the model that read them; its weights are not loaded before it is run.
+    """A task's samples, and the model that read them; its weights are not loaded before it is run.
 
     `base` is a model directory, to be run as `compute` says, or a model of it that read another task's data: the same one comes
     back if this data is for the same settings. DATA is a file or folder, or SUITE#TASK for a task of a suite, which has a head.
     The base's `config.json` decides what else is needed: nothing for a language model, for a classifier `own`, the head that
-    came with the arrival's weights, and for an encoder `head`, the file of a frozen one.
+    came with the arrival's weights, and for an encoder `head`, the file of a frozen one. `split` says which samples, where the
+    data has both.
     """
     where, _, name = data.partition("#")
     if is_suite(where):
-        return _suite_data(SuiteData(where), name or task, task, base, compute)
+        return _suite_data(SuiteData(where), name or task, task, base, compute, split)
     model = _model_of(base, kind_of(_directory(base), head), compute)
     if isinstance(model, CausalLM):
-        if Path(data).suffix != ".jsonl":
-            raise OptionError(f"{data}: a language model is calibrated on a .jsonl file of text or chats")
+        if Path(data).suffix not in (".jsonl", ".parquet"):
+            raise OptionError(f"{data}: a language model reads a .jsonl or .parquet file of texts, questions or chats")
         return model, read_documents(Path(data), task, model)
     if isinstance(model, Encoder):
         if head is None:
             raise OptionError(
                 f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
             )
-        return model, read_data(Path(data), task, read_head(head, model.width), model)
+        return model, read_data(Path(data), task, read_head(head, model.width), model, split)
     classes = classes_of(own) if own else model.classes
     # The readers want a head to count its classes; the tensors themselves take their place in the model.
     counted = torch.zeros(classes or 1, 1)
-    return model, replace(read_data(Path(data), task, counted, model), head=own or None)
+    return model, replace(read_data(Path(data), task, counted, model, split), head=own or None)
 
 
 def _suite_data(
-    suite: SuiteData, name: str, task: str, base: Model | Path, compute: Compute | None
+    suite: SuiteData, name: str, task: str, base: Model | Path, compute: Compute | None, split: Split
 ) -> tuple[Model, Samples]:
     model = _model_of(base, suite.settings, compute)
     if not isinstance(model, Encoder):
         raise OptionError(f"{suite.path}: a suite of kind {suite.kind} is of encoders")
-    return model, replace(suite.read(name, "train", model), task=task)
+    return model, replace(suite.read(name, split, model), task=task)
 
 
 def _model_of(base: Model | Path, settings: Mapping[str, Any], compute: Compute | None) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,25 @@ class Runner:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
         """The model's answer with these parameters in place of its own."""
+        with torch.autocast(self.compute.where.type, torch.bfloat16, enabled=self.compute.autocast):
+            return self._call(self._named(params), self._moved(inputs))
+
+    def through(
+        self,
+        wrapper: Callable[[nn.Module], nn.Module],
+        params: Mapping[str, Tensor],
+        inputs: Mapping[str, Any],
+        *rest: Any,
+    ) -> Any:
+        """The answer of a module around the model, such as a loop of generation, with these parameters in the model."""
+        named = {f"model.{name}": tensor for name, tensor in self._named(params).items()}
+        with torch.autocast(self.compute.where.type, torch.bfloat16, enabled=self.compute.autocast):
+            return functional_call(
+                wrapper(self.model), named, (self._moved(inputs), *rest), tie_weights=bool(self._tied)
+            )
+
+    def _named(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters on the device, by the names that they have inside the model."""
         named = {self.names.inside(name): tensor for name, tensor in params.items()}
         for name, first in self._tied.items():
             if first in named:
@@ -52,10 +71,11 @@ class Runner:
             raise OptionError(
                 f"the checkpoint's tensors have other names than those of {type(self.model).__name__}, such as '{next(iter(params))}'; it was saved from another class of model"
             )
+        return self.compute.put(named)
+
+    def _moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         where = self.compute.where
-        inputs = {name: v.to(where) if isinstance(v, Tensor) else v for name, v in inputs.items()}
-        with torch.autocast(where.type, torch.bfloat16, enabled=self.compute.autocast):
-            return self._call(self.compute.put(named), inputs)
+        return {name: v.to(where) if isinstance(v, Tensor) else v for name, v in inputs.items()}
 
     def home(self, answer: Tensor) -> Tensor:
         """A part of the answer back in the host's memory and out of half precision."""
