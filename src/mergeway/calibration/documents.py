@@ -69,9 +69,9 @@ def document_of(where: str, row: Mapping[str, Any] | None, tokenizer: Any) -> Do
 
 def choices_of(where: str, row: Mapping[str, Any]) -> tuple[list[str], int]:
     """The answers that a row offers, and which of them is right: `answer` is its number from 0, or the text itself."""
-    choices: list[Any] = row["choices"] if isinstance(row["choices"], list) else []
-    if len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
-        raise OptionError(f"{where}: 'choices' is {row['choices']!r}; it must be a list of two or more texts")
+    choices: list[Any] = row["choices"]
+    if type(choices) is not list or len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
+        raise OptionError(f"{where}: 'choices' is {choices!r}; it must be a list of two or more texts")
     answer = row.get("answer")
     if isinstance(answer, str) and answer in choices:
         return choices, choices.index(answer)

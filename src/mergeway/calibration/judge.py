@@ -126,7 +126,9 @@ def document_losses(model: Predict, params: Params, documents: Samples) -> Tenso
     assert documents.mask is not None
     order = documents.mask.sum(-1).argsort(stable=True)
     losses = torch.empty(len(documents))
-    for part in order.split(_rows_at_once(model, documents, None)):
+    size = _rows_at_once(model, documents, None)
+    for start in range(0, len(documents), size):
+        part = order[start : start + size]
         rows = documents.rows(part).trimmed()
         logits, labels = _aligned(model(params, rows.inputs, rows.head), rows.labels)
         each = functional.cross_entropy(logits, labels, ignore_index=MASKED, reduction="none").view(len(rows), -1)
