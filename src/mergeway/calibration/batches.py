@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mergeway.calibration.loss import Predict, cross_entropy, divergence
+from mergeway.calibration.loss import Predict, targets, total_loss
 from mergeway.calibration.samples import Samples, shares
 from mergeway.calibration.teaching import with_copies
 from mergeway.core.tensors import whole_numbers
@@ -42,9 +42,11 @@ def batch_losses(
         yield from _together(predict, params, batch, weights, most)
         return
     for task, weight in zip(batch, weights, strict=True):
+        total = targets(task)
         for start in range(0, len(task), most):
             rows = task.rows(slice(start, start + most)).trimmed()
-            yield _losses(predict(params, rows.inputs, rows.head), rows).sum() * (weight / len(task))
+            if targets(rows):
+                yield total_loss(predict(params, rows.inputs, rows.head), rows) * (weight / total)
 
 
 def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[float], most: int) -> Iterator[Tensor]:
@@ -61,11 +63,5 @@ def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[
             if len(mine):
                 rows = task.rows(place[part[mine]])
                 logits = scaled_cosine(encoder.scale, features[mine], task.head)
-                losses.append(_losses(logits, rows).sum() * (weight / len(task)))
+                losses.append(total_loss(logits, rows) * (weight / len(task)))
         yield torch.stack(losses).sum()
-
-
-def _losses(logits: Tensor, rows: Samples) -> Tensor:
-    if rows.answers is not None:
-        return divergence(logits, rows.answers[:, 0], rows.mask)
-    return cross_entropy(logits, rows.labels)[None] * len(rows)

@@ -24,14 +24,18 @@ SHIFT = 14  # a picture moves by up to one part in so many of its side: two pixe
 LEAST_SHARE = 0.5  # of the own picture in a mixed one
 DROPPED = 1 / 7  # share of a text's tokens that are left out
 SPLICED = 0.5  # share of the copies that go on with the end of another text
+LEAST_BEGINNING = 0.25  # of a document that a copy of it keeps, at most all but as much
+LABELS = "labels"  # the column that only documents have: which of their tokens are judged
 
 
 def copy_rows(
     inputs: Mapping[str, Tensor], rows: Sequence[int], numbers: Sequence[int], seed: str
 ) -> dict[str, Tensor]:
-    """Copy `numbers[i]` of row `rows[i]`, for every i; other inputs than pictures and texts come back as they are."""
+    """Copy `numbers[i]` of row `rows[i]`, for every i; other inputs than pictures, texts and documents come back as they are."""
     key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
     named = [(key, row, number) for row, number in zip(rows, numbers, strict=True)]
+    if LABELS in inputs:
+        return _copy_documents(inputs, named)
     if "images" in inputs:
         return {"images": _copy_images(inputs["images"], named)}
     if "input_ids" in inputs and "attention_mask" in inputs:
@@ -88,6 +92,20 @@ def _copy_texts(inputs: Mapping[str, Tensor], names: Sequence[Name]) -> dict[str
         copied[place, : len(tokens)] = torch.tensor(tokens, dtype=ids.dtype)
         seen[place, : len(tokens)] = 1
     return {"input_ids": copied, "attention_mask": seen}
+
+
+def _copy_documents(columns: Mapping[str, Tensor], names: Sequence[Name]) -> dict[str, Tensor]:
+    """The beginning of a document, which goes on as another one does from there; every token keeps its place."""
+    mask = columns["attention_mask"]
+    rows = [row for _, row, _ in names]
+    others, cuts = [], []
+    for name in names:
+        draw = np.random.default_rng(name)
+        share = draw.uniform(LEAST_BEGINNING, 1 - LEAST_BEGINNING)
+        cuts.append(max(2, round(share * int(mask[name[1]].sum()))))
+        others.append(_other(draw, name[1]))
+    own = torch.arange(mask.shape[1]) < torch.tensor(cuts)[:, None]
+    return {key: torch.where(own, column[rows], column[others]) for key, column in columns.items()}
 
 
 def _padding(ids: Tensor, mask: Tensor) -> int:

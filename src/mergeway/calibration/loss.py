@@ -1,4 +1,4 @@
-"""The loss of a batch: cross-entropy of classes, or of next tokens, and how many predictions it is the mean of."""
+"""The loss of a batch: cross-entropy of labels, or KL from the arrival's answers; of classes, or of next tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mergeway.model.inputs import Head, Inputs, Params
 
 # Logits of a batch: predict(params, inputs, head); what a head is depends on the kind of model.
 Predict = Callable[[Params, Inputs, Head], Tensor]
+_LEAST_REST = 1e-6
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -28,21 +29,56 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def divergence(logits: Tensor, answers: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's; of tokens, the mean over those in the mask."""
+def divergence(logits: Tensor, answers: Tensor) -> Tensor:
+    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's."""
     if logits.shape[-1] != answers.shape[-1]:
         raise OptionError(
             f"the arrival answered for {answers.shape[-1]} classes, but the head has {logits.shape[-1]}; a task keeps the head it came with"
         )
-    logits, answers = logits.float(), answers.to(logits.device).float()
-    log_p = answers.log_softmax(-1)
-    found = (log_p.exp() * (log_p - logits.log_softmax(-1))).sum(-1)
-    if found.ndim == 1 or mask is None:
-        return found
-    keep = mask.to(found)
-    return (found * keep).sum(-1) / keep.sum(-1)
+    log_p, log_q = answers.to(logits.device).float().log_softmax(-1), logits.float().log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def top_divergence(logits: Tensor, answers: Tensor, tops: Tensor) -> Tensor:
+    """KL(p ‖ q) over k + 1 bins: the arrival's k likeliest tokens `tops`, and all others as one, the last of `answers`."""
+    if answers.shape[-1] != tops.shape[-1] + 1:
+        raise OptionError(f"answers of {answers.shape[-1]} bins for {tops.shape[-1]} tokens; it must be one bin more")
+    tops, logits = tops.to(logits.device).long(), logits.float()
+    if tops.numel() and int(tops.max()) >= logits.shape[-1]:
+        raise OptionError(
+            f"the arrival answered with token {int(tops.max())}, but the model has {logits.shape[-1]}; the answers are of another vocabulary"
+        )
+    log_p = answers.to(logits.device).float().log_softmax(-1)
+    log_q = logits.gather(-1, tops) - logits.logsumexp(-1, keepdim=True)
+    # log(1 − Σq), kept away from log 0, where nothing but rounding is left.
+    rest = torch.log(-torch.expm1(log_q.logsumexp(-1, keepdim=True).clamp(max=-_LEAST_REST)))
+    return (log_p.exp() * (log_p - torch.cat([log_q, rest], -1))).sum(-1)
+
+
+def judged(samples: Samples) -> Tensor:
+    """Which places of tokens have a next one that is judged, [rows, places − 1]."""
+    return samples.labels[:, 1:] != MASKED
+
+
+def total_loss(logits: Tensor, rows: Samples) -> Tensor:
+    """The loss summed over all that is judged: KL from the arrival's answers where there are any, else cross-entropy."""
+    if rows.answers is None:
+        return cross_entropy(logits, rows.labels) * targets(rows)
+    answers, tops = rows.answers[:, 0], None if rows.tops is None else rows.tops[:, 0]
+    if rows.documents:
+        here = judged(rows)
+        logits, answers = logits[:, :-1][here.to(logits.device)], answers[:, :-1][here]
+        tops = None if tops is None else tops[:, :-1][here]
+    return (divergence(logits, answers) if tops is None else top_divergence(logits, answers, tops)).sum()
+
+
+def mean_loss(logits: Tensor, rows: Samples) -> Tensor:
+    """The same, its mean."""
+    if rows.answers is None:
+        return cross_entropy(logits, rows.labels)
+    return total_loss(logits, rows) / max(1, targets(rows))
 
 
 def targets(samples: Samples) -> int:
     """How many predictions are judged: one a sample, or one for every next token that is not masked."""
-    return len(samples) if samples.labels.ndim == 1 else int((samples.labels[:, 1:] != MASKED).sum())
+    return int(judged(samples).sum()) if samples.documents else len(samples)

@@ -20,6 +20,7 @@ from mergeway.calibration.objective import Objective
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
+from mergeway.calibration.teaching import TOP_K
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import FileWriter
@@ -42,8 +43,12 @@ class Bounds:
     seed: int = 0
     # How many copies of each sample an arrival is asked about; None for as many as a memory of this size is worth.
     copies: int | None = None
+    # How many of its likeliest next tokens a language model is asked for at every place of a text.
+    top_k: int = TOP_K
 
     def __post_init__(self) -> None:
+        if type(self.top_k) is not int or self.top_k < 1:
+            raise OptionError(f"--top-k is {self.top_k!r}; it must be at least 1 token")
         if type(self.size) is not int or self.size < 1:
             raise OptionError(f"--memory is {self.size!r}; it must be at least 1 sample")
         check_copies(self.copies)
@@ -87,8 +92,10 @@ class CalibrationMemory:
         """The memory with what the arrivals answered."""
         if not isinstance(objective, SampleObjective):
             return self
-        found = {t.task: t.answers for t in objective.pool}
-        return replace(self, tasks=[replace(t, answers=found.get(t.task, t.answers)) for t in self.tasks])
+        found = {t.task: t for t in objective.pool}
+        asked = [found.get(t.task, t) for t in self.tasks]
+        tasks = [replace(t, answers=a.answers, tops=a.tops) for t, a in zip(self.tasks, asked, strict=True)]
+        return replace(self, tasks=tasks)
 
     def objective(self, model: Model, weights: Sequence[float], copies: int | None = None) -> SampleObjective:
         """The loss of all tasks in the memory, by the model that they were read for; `copies` in place of the bounds'."""
@@ -98,7 +105,8 @@ class CalibrationMemory:
             )
         by_utility = self.bounds.share == "utility"
         size, copies = self.bounds.size, self.bounds.copies if copies is None else copies
-        return SampleObjective(model, self.tasks, weights, size=size, by_utility=by_utility, copies=copies)
+        top_k = self.bounds.top_k
+        return SampleObjective(model, self.tasks, weights, size=size, by_utility=by_utility, copies=copies, top_k=top_k)
 
     def write(self, directory: Path) -> dict[str, dict[str, str]]:
         """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
@@ -120,6 +128,7 @@ class CalibrationMemory:
             "share": self.bounds.share,
             "seed": self.bounds.seed,
             "copies": self.bounds.copies,
+            "top_k": self.bounds.top_k,
             "tasks": [
                 {"name": t.task, "samples": len(t), "columns": c} for t, c in zip(self.tasks, columns, strict=True)
             ],
@@ -146,7 +155,8 @@ class CalibrationMemory:
             return None
         described = read_json(directory / DESCRIPTION, "the calibration memory")
         try:
-            bounds = Bounds(described["size"], described["share"], described["seed"], described.get("copies"))
+            size, share, seed = described["size"], described["share"], described["seed"]
+            bounds = Bounds(size, share, seed, described.get("copies"), described.get("top_k", TOP_K))
             rows: list[dict[str, Any]] = described["tasks"]
             names = [row["name"] for row in rows]
             found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
@@ -167,10 +177,18 @@ class CalibrationMemory:
             "share": self.bounds.share,
             "seed": self.bounds.seed,
             "copies": self.bounds.copies,
+            "top_k": self.bounds.top_k,
             "samples": sum(len(t) for t in self.tasks),
             "bytes": sum(p.stat().st_size for p in files),
+            "answer_bytes": sum(len(t) * _answer_bytes(t) for t in self.tasks),
+            "answer_bytes_at_most": self.bounds.size * max((self._most_bytes(t) for t in self.tasks), default=0),
             "tasks": [{"task": t.task, "samples": len(t), **_answers(t)} for t in self.tasks],
         }
+
+    def _most_bytes(self, task: Samples) -> int:
+        """What the answers to one sample can take: those to the longest document, (1 + copies)·tokens·(6k + 2) bytes."""
+        bytes_ = _answer_bytes(task)
+        return bytes_ // task.labels.shape[1] * int(self.settings["max_length"]) if task.documents else bytes_
 
 
 def check_copies(copies: int | None) -> None:
@@ -179,6 +197,12 @@ def check_copies(copies: int | None) -> None:
         raise OptionError(
             f"--copies is {copies!r}; it must be 0 or more, the copies of each sample that an arrival is asked about"
         )
+
+
+def _answer_bytes(samples: Samples) -> int:
+    """The answers to one sample and its copies, before they are compressed."""
+    found = [t[:1] for t in (samples.answers, samples.tops) if t is not None]
+    return sum(t.numel() * t.element_size() for t in found)
 
 
 def _answers(samples: Samples) -> dict[str, int | None]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.batches import Batch, batch_losses, draw_batches
-from mergeway.calibration.loss import Predict, cross_entropy, divergence, targets
+from mergeway.calibration.loss import Predict, mean_loss, targets
 from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, shares
-from mergeway.calibration.teaching import ask, copies_of
+from mergeway.calibration.teaching import TOP_K, ask, copies_of
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of, placed
 from mergeway.model.inputs import Params
@@ -40,6 +40,7 @@ class SampleObjective:
         batch: int | None = None,
         by_utility: bool = False,
         copies: int | None = None,
+        top_k: int = TOP_K,
     ) -> None:
         if not tasks:
             raise OptionError("an objective needs at least one task with calibration samples")
@@ -49,9 +50,8 @@ class SampleObjective:
             check_samples(task, f"calibration samples of '{task.task}'")
         self.predict, self.compute = predict, compute_of(predict)
         self._size, self._by_utility = size, by_utility
-        self.copies = copies_of(size) if copies is None else copies
-        texts = "attention_mask" in tasks[0].inputs  # a small batch of texts of like length needs less padding
-        self.batch = batch or self.compute.micro_batch or (32 if texts else 128)
+        self.copies, self._top_k = copies_of(size, tasks[0].documents) if copies is None else copies, top_k
+        self.batch = batch or self.compute.micro_batch or _rows_at_once(tasks[0])
         # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
         self.pool = [draw(t, size, seed) for t in tasks]
         counts = shares(size, len(tasks), weights if by_utility else None)
@@ -96,6 +96,7 @@ class SampleObjective:
             batch=self.batch,
             by_utility=by_utility,
             copies=self.copies,
+            top_k=self._top_k,
         )
 
     def __call__(self, params: Params) -> Tensor:
@@ -104,12 +105,7 @@ class SampleObjective:
 
     def loss(self, params: Params, rows: Samples) -> Tensor:
         """The mean loss of a few rows of one task: by the arrival's answers where there are any, else by labels."""
-        logits = self.predict(params, rows.inputs, rows.head)
-        return (
-            cross_entropy(logits, rows.labels)
-            if rows.answers is None
-            else divergence(logits, rows.answers[:, 0], rows.mask).mean()
-        )
+        return mean_loss(self.predict(params, rows.inputs, rows.head), rows)
 
     def task_loss(self, params: Params, task: Samples) -> Tensor:
         """The mean loss of one task."""
@@ -166,7 +162,7 @@ class SampleObjective:
             return self
         other = copy(self)
         other.pool = [*self.pool]
-        other.pool[number] = ask(self.predict, arrival(), held, self.copies)
+        other.pool[number] = ask(self.predict, arrival(), held, self.copies, self._top_k, self.batch)
         other._hold(
             [*self._held[:number], other.pool[number].rows(slice(len(self._held[number]))), *self._held[number + 1 :]]
         )
@@ -180,3 +176,10 @@ class SampleObjective:
             count = targets(rows)
             if count:
                 yield rows, count / total
+
+
+def _rows_at_once(samples: Samples) -> int:
+    """A small batch of texts of like length needs less padding; a language model has a vocabulary of numbers for every token."""
+    if samples.documents:
+        return 8
+    return 32 if "attention_mask" in samples.inputs else 128

@@ -23,7 +23,8 @@ class Samples:
     """Examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one.
 
     A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier. `answers` are the
-    arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`).
+    arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`). Those to
+    tokens, [rows, 1 + copies, places, k + 1], are log-probabilities of the k likeliest tokens, `tops`, and of all others.
     """
 
     task: str
@@ -32,6 +33,7 @@ class Samples:
     head: Head = None
     shuffled: bool = False
     answers: Tensor | None = None
+    tops: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,13 +41,19 @@ class Samples:
     def rows(self, index: slice | Tensor) -> Samples:
         """Some of the examples."""
         answers = None if self.answers is None else self.answers[index]
+        tops = None if self.tops is None else self.tops[index]
         inputs = {k: v[index] for k, v in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=self.labels[index], answers=answers)
+        return replace(self, inputs=inputs, labels=self.labels[index], answers=answers, tops=tops)
 
     @property
     def labelled(self) -> bool:
         """Whether somebody has labelled them; tokens are their own labels."""
         return self.labels.ndim > 1 or not bool((self.labels == UNKNOWN).all())
+
+    @property
+    def documents(self) -> bool:
+        """Whether every token is predicted from those before it."""
+        return self.labels.ndim > 1
 
     @property
     def mask(self) -> Tensor | None:
@@ -69,8 +77,9 @@ class Samples:
         inputs = {k: in_memory(v)[:, :used] for k, v in self.inputs.items()}
         if self.labels.ndim == 1:
             return replace(self, inputs=inputs)
-        answers = None if self.answers is None else self.answers[:, :, :used]  # one for every token
-        return replace(self, inputs=inputs, labels=self.labels[:, :used], answers=answers)
+        # An answer for every token.
+        answers, tops = (None if t is None else t[:, :, :used] for t in (self.answers, self.tops))
+        return replace(self, inputs=inputs, labels=self.labels[:, :used], answers=answers, tops=tops)
 
     def loaded(self) -> Samples:
         """The same examples with all inputs in memory; those of a large dataset are read only when looked at."""
@@ -97,6 +106,7 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
             f"{where}: the arrival answered for {samples.answers.shape[-1]} classes, but the head has {count}; a task keeps the head it came with"
         )
     if samples.labels.ndim > 1:  # tokens: each is a class, and masked ones are negative
+        _check_tops(samples, where)
         if not bool((samples.labels[:, 1:] != MASKED).any()):
             raise OptionError(f"{where}: every token is masked, so there is nothing to predict")
         return
@@ -108,6 +118,18 @@ def check_samples(samples: Samples, where: str, classes: int | None = None) -> N
         raise OptionError(
             f"{where}: label {bad} is out of range; the head has {count} classes, 0 to {(count or 1) - 1}"
         )
+
+
+def _check_tops(samples: Samples, where: str) -> None:
+    if samples.answers is None or samples.tops is None:
+        return
+    *asked, places, bins = samples.answers.shape
+    if samples.tops.shape != (*asked, places, bins - 1):
+        raise OptionError(
+            f"{where}: answers {list(samples.answers.shape)} for tokens {list(samples.tops.shape)}; there must be one bin more than tokens"
+        )
+    if places != samples.labels.shape[1]:
+        raise OptionError(f"{where}: answers at {places} places for texts of {samples.labels.shape[1]} tokens")
 
 
 def require_labels(samples: Samples, what: str) -> Samples:

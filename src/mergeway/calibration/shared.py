@@ -187,8 +187,8 @@ class SplitObjective(_Shared):
         """The loss on a minibatch, each rank having its share of the rows; its gradient is added to `.grad`."""
         rank, count = self._team.rank, self._team.count
         mine = [task.rows(slice(rank, None, count)) for task in batch]
-        parts = [len(own) / len(task) for own, task in zip(mine, batch, strict=True)]
-        kept = [(own, share * part) for own, share, part in zip(mine, self.shares, parts, strict=True) if len(own)]
+        parts = [targets(own) / max(1, targets(task)) for own, task in zip(mine, batch, strict=True)]
+        kept = [(own, share * part) for own, share, part in zip(mine, self.shares, parts, strict=True) if part]
         rows, weights = [own for own, _ in kept], [weight for _, weight in kept]
         objective = self._objective
 

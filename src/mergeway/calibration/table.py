@@ -16,7 +16,7 @@ from mergeway.errors import OptionError, TrunkError
 
 # For each column of a task: the dtype its bytes are in, the dtype they become again, and the shape of a row.
 Columns = dict[str, tuple[str, str, list[int]]]
-_LABELS, _ANSWERS = "labels", "answers"
+_LABELS, _ANSWERS, _TOPS = "labels", "answers", "tops"
 
 
 def write_rows(path: Path, tasks: Sequence[Samples]) -> list[Columns]:
@@ -57,8 +57,9 @@ def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) 
                 key: _widen(rows.column(key).to_pylist(), stored, dtype, shape)
                 for key, (stored, dtype, shape) in columns.items()
             }
-            inputs = {k.removeprefix("inputs/"): t for k, t in tensors.items() if k not in (_LABELS, _ANSWERS)}
-            found[task] = Samples(task, inputs, tensors[_LABELS], shuffled=True, answers=tensors.get(_ANSWERS))
+            inputs = {k.removeprefix("inputs/"): t for k, t in tensors.items() if k.startswith("inputs/")}
+            answers, tops = tensors.get(_ANSWERS), tensors.get(_TOPS)
+            found[task] = Samples(task, inputs, tensors[_LABELS], shuffled=True, answers=answers, tops=tops)
     except Exception as problem:  # pyarrow has its own hierarchy of errors
         raise TrunkError(
             f"{path}: the calibration samples cannot be read ({' '.join(str(problem).split())[:120]})"
@@ -68,7 +69,7 @@ def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) 
 
 def _tensors(task: Samples) -> dict[str, Tensor]:
     tensors = {**{f"inputs/{key}": value for key, value in task.tensors.items()}, _LABELS: task.labels}
-    return tensors if task.answers is None else {**tensors, _ANSWERS: task.answers}
+    return tensors | {k: t for k, t in ((_ANSWERS, task.answers), (_TOPS, task.tops)) if t is not None}
 
 
 def _narrow(tensor: Tensor) -> Tensor:

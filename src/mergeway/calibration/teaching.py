@@ -1,4 +1,4 @@
-"""Asking an arrival: its own logits on its samples and on their copies, kept in place of labels."""
+"""Asking an arrival: its own answers to its samples and to their copies, kept in place of labels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from mergeway.calibration.copies import copy_rows
-from mergeway.calibration.loss import Predict
+from mergeway.calibration.copies import LABELS, copy_rows
+from mergeway.calibration.loss import Predict, judged
 from mergeway.calibration.samples import Samples
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of
@@ -17,48 +18,78 @@ from mergeway.model.inputs import Params
 
 INPUTS = 8192  # samples and copies that a memory is worth in all, unless it is told how many copies
 MOST_COPIES = 63
-_ASKED_AT_ONCE = 128
+TOP_K = 32  # tokens that an arrival names at every place of a text, unless it is told how many
+ASKED_AT_ONCE = 128
+NEVER = -1e4  # the log-probability of what does not happen: half precision has no infinity that a sum can take
 
 
-def copies_of(size: int) -> int:
-    """How many copies of each sample make up for a small memory: 7 at 1024 samples, 63 at 128."""
-    return min(MOST_COPIES, max(0, INPUTS // size - 1))
+def copies_of(size: int, documents: bool = False) -> int:
+    """How many copies of each sample make up for a small memory: 7 at 1024 samples, 63 at 128.
+
+    A document needs none: its language model is asked at every token.
+    """
+    return 0 if documents else min(MOST_COPIES, max(0, INPUTS // size - 1))
 
 
-def ask(predict: Predict, arrival: Params, samples: Samples, copies: int) -> Samples:
-    """The samples with the arrival's answers, in half precision."""
+def ask(
+    predict: Predict, arrival: Params, samples: Samples, copies: int, top_k: int = TOP_K, at_once: int = ASKED_AT_ONCE
+) -> Samples:
+    """The samples with the arrival's answers, in half precision: logits of classes, or the `top_k` likeliest next tokens."""
     compute = compute_of(predict)
     params = compute.put({n: p.float() if p.is_floating_point() else p for n, p in arrival.items()})
     samples = samples.loaded()
     answers: list[Tensor] = []
+    tops: list[Tensor] = []
     with torch.no_grad():
         for number in range(copies + 1):
-            rows = [
-                predict(params, part.inputs, part.head).cpu()
-                for part in _parts(with_copies(samples, range(len(samples)), [number] * len(samples)))
-            ]
-            answers.append(torch.cat(rows).half())
-    found = torch.stack(answers, 1)
-    if not bool(torch.isfinite(found).all()):
+            asked = with_copies(samples, range(len(samples)), [number] * len(samples))
+            parts = [asked.rows(slice(i, i + at_once)).trimmed() for i in range(0, len(asked), at_once)]
+            if not samples.documents:
+                answers.append(torch.cat([predict(params, part.inputs, part.head).cpu().half() for part in parts]))
+                continue
+            found = [_likeliest(predict(params, part.inputs, part.head), part, top_k) for part in parts]
+            width = samples.labels.shape[1]
+            answers.append(torch.cat([_widened(answer, width) for answer, _ in found]))
+            tops.append(torch.cat([_widened(top, width) for _, top in found]))
+    answered = torch.stack(answers, 1)
+    if not bool(torch.isfinite(answered).all()):
         raise OptionError(f"the arrival's answers on the samples of '{samples.task}' are not finite in half precision")
-    return replace(samples, answers=found)
+    return replace(samples, answers=answered, tops=torch.stack(tops, 1) if tops else None)
 
 
 def with_copies(samples: Samples, rows: Sequence[int], numbers: Sequence[int]) -> Samples:
     """Copy `numbers[i]` of example `rows[i]` for every i, 0 being the example itself, each with its one answer."""
     index = torch.tensor(list(rows), dtype=torch.long)
-    chosen = samples.rows(index)
+    chosen = replace(samples, answers=None, tops=None).rows(index)
     if samples.answers is not None:
-        chosen = replace(chosen, answers=samples.answers[index, torch.tensor(list(numbers))][:, None])
+        which = index, torch.tensor(list(numbers))
+        tops = None if samples.tops is None else samples.tops[which][:, None]
+        chosen = replace(chosen, answers=samples.answers[which][:, None], tops=tops)
     places = [i for i, number in enumerate(numbers) if number]
     if not places:
         return chosen
-    copied = copy_rows(samples.tensors, [rows[i] for i in places], [numbers[i] for i in places], samples.task)
-    inputs = {name: tensor.clone() for name, tensor in chosen.tensors.items()}
+    tokens = {LABELS: samples.labels} if samples.documents else {}  # which say what is judged of a document
+    columns = samples.tensors | tokens
+    copied = copy_rows(columns, [rows[i] for i in places], [numbers[i] for i in places], samples.task)
+    changed = {name: columns[name][index] for name in columns}
     for name, tensor in copied.items():
-        inputs[name][places] = tensor
-    return replace(chosen, inputs=inputs)
+        changed[name][places] = tensor
+    return replace(chosen, labels=changed.pop(LABELS, chosen.labels), inputs=changed)
 
 
-def _parts(samples: Samples) -> list[Samples]:
-    return [samples.rows(slice(i, i + _ASKED_AT_ONCE)).trimmed() for i in range(0, len(samples), _ASKED_AT_ONCE)]
+def _likeliest(logits: Tensor, rows: Samples, top_k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the likeliest tokens, with that of all others as the last, and which tokens they are.
+
+    Both are zero where nothing is judged, and take no room in a table.
+    """
+    logits = logits.float()
+    values, tops = logits.topk(min(top_k, logits.shape[-1]), -1)
+    rest = logits.scatter(-1, tops, -torch.inf).logsumexp(-1, keepdim=True)
+    found = torch.cat([values, rest], -1) - logits.logsumexp(-1, keepdim=True)
+    here = functional.pad(judged(rows), (0, 1)).to(logits.device)[..., None]
+    return torch.where(here, found.clamp(min=NEVER), 0.0).half().cpu(), (tops * here).int().cpu()
+
+
+def _widened(tensor: Tensor, places: int) -> Tensor:
+    """With the columns of padding that were left out when the texts were read."""
+    return functional.pad(tensor, (0, 0, 0, places - tensor.shape[1]))

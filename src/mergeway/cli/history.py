@@ -94,6 +94,11 @@ def memory(trunk: TrunkPath, as_json: Json = False) -> None:
         f"{held['samples']} of at most {held['size']} samples, shared {shared}, seed {held['seed']}, {held['bytes']} bytes",
         markup=False,
     )
+    if held["answer_bytes"]:
+        console().print(
+            f"answers of {held['answer_bytes']} bytes before they are compressed, at most {held['answer_bytes_at_most']} when the memory is full",
+            markup=False,
+        )
 
 
 @app.command(rich_help_panel=DEPLOY)

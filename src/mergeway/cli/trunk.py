@@ -69,6 +69,10 @@ def init(
     ] = "even",
     seed: Annotated[int, typer.Option("--memory-seed", help="Which samples are drawn.")] = 0,
     copies: Copies = None,
+    top_k: Annotated[
+        int,
+        typer.Option("--top-k", metavar="K", help="Likeliest tokens that a language model answers with at each place."),
+    ] = 32,
     heads: Heads = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
@@ -87,7 +91,7 @@ def init(
             base,
             chosen,
             keep=keep,
-            memory=Bounds(memory, share, seed, copies),  # pyright: ignore[reportArgumentType] - checked by Bounds
+            memory=Bounds(memory, share, seed, copies, top_k),  # pyright: ignore[reportArgumentType] - checked by Bounds
             heads=heads,
             threads=threads,
             allow_pickle=allow_pickle,

@@ -69,7 +69,8 @@ class TrunkView:
         directory = self._store.of(self._store.journal().last).directory("calibration")
         held = CalibrationMemory.read(directory)
         if held is None or directory is None:
-            return {**asdict(self.bounds), "kind": None, "samples": 0, "bytes": 0, "tasks": []}
+            nothing = dict.fromkeys(("samples", "bytes", "answer_bytes", "answer_bytes_at_most"), 0)
+            return {**asdict(self.bounds), "kind": None, **nothing, "tasks": []}
         return held.summary(directory)
 
     def params(self) -> dict[str, Tensor]:
