@@ -98,7 +98,8 @@ def _copy_documents(columns: Mapping[str, Tensor], names: Sequence[Name]) -> dic
     """The beginning of a document, which goes on as another one does from there; every token keeps its place."""
     mask = columns["attention_mask"]
     rows = [row for _, row, _ in names]
-    others, cuts = [], []
+    others: list[int] = []
+    cuts: list[int] = []
     for name in names:
         draw = np.random.default_rng(name)
         share = draw.uniform(LEAST_BEGINNING, 1 - LEAST_BEGINNING)
