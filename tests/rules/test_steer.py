@@ -15,7 +15,7 @@ from mergeway.fold.merge import fold_steps
 from mergeway.rules.line_search import line_search
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
-OPTIONS = {"steps": 2, "most": 7, "rate": 0.1, "weight_rate": 0.1, "shrink": 0.8, "carry": 0.6}
+OPTIONS = {"start": "flat", "steps": 2, "most": 7, "rate": 0.1, "weight_rate": 0.1, "shrink": 0.8, "carry": 0.6}
 
 
 def loss_of(targets, weights):
@@ -60,8 +60,8 @@ class Oracle:
     Where the line search ended, and whether a fold fell back, are taken as given; `start` and `end` say what that decided over.
     """
 
-    def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry):
-        self.base, self.gradient = base, gradient
+    def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry, start):
+        self.base, self.gradient, self.kind = base, gradient, start
         self.steps, self.most, self.rate, self.weight_rate = steps, most, rate, weight_rate
         self.shrink, self.carry = shrink, carry
         self.deltas, self.weights = [], []
@@ -74,7 +74,7 @@ class Oracle:
         moved = [np.concatenate([d.ravel() for d in delta.values()]) for delta in self.deltas]
         return np.mean([np.sqrt((m[m != 0] ** 2).mean()) for m in moved])
 
-    def add(self, delta, weight, best=None, fell_back=False):
+    def add(self, delta, weight, best=None, fell_back=False, mean=False):
         """The deployed model after this arrival."""
         self.deltas.append(delta)
         self.weights.append(weight)
@@ -82,7 +82,7 @@ class Oracle:
         if k == 1:
             return {n: b + delta[n] for n, b in self.base.items()}
         total, over = sum(self.weights), list(zip(self.weights, self.deltas, strict=True))
-        # S is k times the weighed mean; a flat spectrum for matrices, the mean itself for anything else.
+        # S is k times the weighed mean; a matrix has a flat spectrum or that of the mean, anything else is the mean itself.
         self.factors, self.mean = {}, {}
         for name in self.base:
             s = k * sum(w * d[name] for w, d in over) / total
@@ -90,7 +90,7 @@ class Oracle:
                 continue
             if name in LINEAR:
                 u, sigma, vt = np.linalg.svd(s, full_matrices=False)
-                self.factors[name] = (sigma.mean() * u, vt)
+                self.factors[name] = (u * (sigma / k if mean else sigma.mean()), vt)
             else:
                 self.mean[name] = s / k
         self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
@@ -143,7 +143,9 @@ def compare(s, weights, options, objective=None):
         strict=True,
     ):
         facts = dict(step.at.facts)
-        expected = oracle.add(delta, weight, facts.get("best"), bool(facts.get("fell_back")))
+        mean = bool(facts.get("from_mean"))
+        best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
+        expected = oracle.add(delta, weight, best, bool(facts.get("fell_back")), mean)
         assert facts["update"] == pytest.approx(oracle.update, rel=1e-9)
         wanted = {n: expected[n] - oracle.base[n] for n in expected}
         assert relative_error(updates_of(s.base, step.params), wanted) < 1e-6
@@ -165,6 +167,9 @@ def compare(s, weights, options, objective=None):
         {"weight_rate": 0.0},
         {"steps": 9, "most": 30},
         {"steps": 0},
+        {"start": "mean"},
+        {"start": "base"},
+        {"start": "auto"},
     ],
     ids=str,
 )
@@ -277,7 +282,7 @@ def test_a_fold_that_ends_worse_on_what_was_held_back_keeps_its_start(carry, fol
     assert {k for k, f in enumerate(facts, 1) if f.get("fell_back")} == folds
     for f in facts[1:]:
         assert (f["held_end"] > f["held_start"]) == bool(f["fell_back"])
-        assert f["scale"] == pytest.approx(options["shrink"] * f["best"])
+        assert f["scale"] == pytest.approx(options["shrink"] * f["flat"])
 
 
 def test_a_real_disagreement_falls_back_to_the_flat_spectrum():
@@ -312,17 +317,47 @@ def test_nothing_is_carried_on_from_a_stream_that_always_fell_back():
     assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
 
 
+# --- the start ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", ["flat", "mean"])
+def test_the_samples_choose_between_the_two_starts(wanted):
+    """The loss is lowest at the flat spectrum, or at the mean, of two arrivals; the other one is farther from it at any length."""
+    s = make_stream(20, count=2, dtype=torch.float64)
+    goal = {n: b + sum(torch.from_numpy(d[n]) for d in s.deltas) / 2 for n, b in s.base.items()}
+    for name in LINEAR if wanted == "flat" else []:
+        u, sigma, vt = np.linalg.svd(sum(d[name] for d in s.deltas), full_matrices=False)
+        goal[name] = s.base[name] + torch.from_numpy(0.7 * sigma.mean() * u @ vt)
+
+    def loss(params):
+        return sum((params[n] - t).square().sum() for n, t in goal.items())
+
+    *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**(OPTIONS | {"start": "auto"})), objective=loss)
+    facts = last.at.facts
+    assert facts["from_mean"] == (wanted == "mean")
+    assert facts[f"loss_{wanted}"] < facts["loss_mean" if wanted == "flat" else "loss_flat"]
+
+
+def test_a_search_begins_where_the_one_before_ended():
+    s = make_stream(21, count=3, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
+    rule = mw.rules.Steer(**(OPTIONS | {"steps": 0, "carry": 0.0}))
+    _, second, third = fold_steps(s.base, s.arrivals, rule, objective=torch_loss)
+    assert second.at.facts["flat"] < 0.7  # so that a search from 1 takes longer
+    assert third.at.facts["forwards"] < second.at.facts["forwards"]
+
+
 # --- the length of the start ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lowest", [0.03, 0.2, 0.9, 1.0, 1.2, 3.0, 30.0])
 def test_the_search_finds_the_lowest_scale(lowest):
-    found, looks = line_search(lambda c: math.log(c / lowest) ** 2)
+    found, _, looks = line_search(lambda c: math.log(c / lowest) ** 2)
     reach = 1.6**6.5
     assert looks <= 8
     assert found == pytest.approx(min(max(lowest, 1 / reach), reach), rel=1e-6 if 1 / reach < lowest < reach else 0.4)
 
 
 def test_the_search_survives_a_loss_that_explodes():
-    found, _ = line_search(lambda c: math.inf if c > 0.5 else (c - 0.2) ** 2)
+    found, *_ = line_search(lambda c: math.inf if c > 0.5 else (c - 0.2) ** 2)
     assert 0.1 < found < 0.4

@@ -73,7 +73,7 @@ class Folder:
         """The objective with the arrival's answers, the last of those with these weights, where the rule needs them."""
         if objective is None or self.asks != "tasks":
             return objective
-        always = isinstance(self.rule, WantsAnswers)  # even where the samples have labels
+        always = isinstance(self.rule, WantsAnswers) and self.rule.asks_arrivals
         return objective.taught(weights, lambda: {n: arrival.read(n) for n in self.base.merged_infos}, always)
 
     def fold(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,25 +15,39 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Directions:
-    """σ̄U and Vᵀ of every matrix; any other tensor is one direction of its own. Tensors that are zero have none."""
+    """U, Vᵀ and the length of each direction u_i v_iᵀ of every matrix; any other tensor is one direction of its own.
+
+    Tensors that are zero have none. A model moves by Σ_i c_i·length_i·u_i v_iᵀ, where the gains c are what is searched for.
+    """
 
     left: Params
     right: Mapping[str, Tensor | None]
+    lengths: Params
+    # The lengths with which all gains of 1 give the mean of the updates.
+    own: Params
 
     @classmethod
     def of_sum(cls, total: Params, k: int, sees_matrix: Callable[[str, tuple[int, ...]], bool]) -> Directions:
-        """Those of S, the sum of k updates: flat spectrum for a matrix, S/k for anything else."""
+        """Those of S, the sum of k updates, with a flat spectrum: σ̄ for every direction of a matrix, S/k for anything else."""
         left: Params = {}
         right: dict[str, Tensor | None] = {}
+        lengths: Params = {}
+        own: Params = {}
         for name, s in total.items():
             if not bool(s.any()):
                 continue
             if sees_matrix(name, tuple(s.shape)):
                 u, sigma, v = thin_svd(s.reshape(len(s), -1))
-                left[name], right[name] = (u * sigma.mean()).to(s.dtype), v.mT.to(s.dtype)
+                left[name], right[name] = u.to(s.dtype), v.mT.to(s.dtype)
+                lengths[name], own[name] = sigma.mean().expand(len(sigma)).to(s.dtype), (sigma / k).to(s.dtype)
             else:
                 left[name], right[name] = s / k, None
-        return cls(left, right)
+                lengths[name] = own[name] = torch.ones(1, dtype=s.dtype)
+        return cls(left, right, lengths, own)
+
+    def of_mean(self) -> Directions:
+        """The same directions with the spectrum of the mean, S/k."""
+        return replace(self, lengths=self.own)
 
     @property
     def names(self) -> list[str]:
@@ -41,23 +55,31 @@ class Directions:
 
     def gains(self, c: float) -> Params:
         """The same gain for every direction."""
-        return {
-            n: torch.full((1 if vt is None else len(vt),), c, dtype=self.left[n].dtype) for n, vt in self.right.items()
-        }
+        return {n: torch.full_like(length, c) for n, length in self.lengths.items()}
 
     def added(self, ground: Params, gains: Params) -> Params:
-        """ground + σ̄·U diag(c) Vᵀ."""
+        """ground + U diag(c·length) Vᵀ."""
         moved = dict(ground)
         with torch.no_grad():
-            for name, vt in self.right.items():
-                u, c = self.left[name], gains[name]
-                moved[name] = ground[name] + (c * u if vt is None else ((u * c) @ vt).reshape(ground[name].shape))
+            for name, c in gains.items():
+                moved[name] = ground[name] + self._update(name, c).reshape(ground[name].shape)
         return moved
+
+    def add_to(self, params: Params, gains: Params) -> None:
+        """The same, in place."""
+        with torch.no_grad():
+            for name, c in gains.items():
+                params[name] += self._update(name, c).reshape(params[name].shape)
 
     def of_gains(self, gradients: Params) -> Params:
         """The gradient with respect to the gains, from that of the tensors."""
         found: Params = {}
         for name, vt in self.right.items():
             u, g = self.left[name], gradients[name]
-            found[name] = (g * u).sum().reshape(1) if vt is None else ((u.mT @ g.reshape(len(g), -1)) * vt).sum(1)
+            along = (g * u).sum().reshape(1) if vt is None else ((u.mT @ g.reshape(len(g), -1)) * vt).sum(1)
+            found[name] = along * self.lengths[name]
         return found
+
+    def _update(self, name: str, c: Tensor) -> Tensor:
+        u, vt, c = self.left[name], self.right[name], c * self.lengths[name]
+        return c * u if vt is None else (u * c) @ vt

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 
-def line_search(loss: Callable[[float], float], ratio: float = 1.6, most: int = 8) -> tuple[float, int]:
-    """The minimum over c > 0 on the grid ratio^j, walked downhill from 1 and refined by a parabola in log c."""
+class Lowest(NamedTuple):
+    """Where a loss is lowest, how low it was on the grid, and how many looks that took."""
+
+    scale: float
+    loss: float
+    looks: int
+
+
+def line_search(loss: Callable[[float], float], around: float = 1.0, ratio: float = 1.6, most: int = 8) -> Lowest:
+    """The minimum over c > 0 on the grid around·ratio^j, walked downhill from j = 0 and refined by a parabola in log c."""
     seen: dict[int, float] = {}
 
     def at(j: int) -> float:
         if j not in seen:
             with torch.no_grad():
-                value = loss(ratio**j)
+                value = loss(around * ratio**j)
             seen[j] = value if math.isfinite(value) else math.inf
         return seen[j]
 
@@ -26,4 +35,4 @@ def line_search(loss: Callable[[float], float], ratio: float = 1.6, most: int = 
     left, here, right = (seen.get(j + i, math.inf) for i in (-1, 0, 1))
     bend = left - 2 * here + right
     shift = min(max(0.5 * (left - right) / bend, -0.5), 0.5) if math.isfinite(bend) and bend > 0 else 0.0
-    return ratio ** (j + shift), len(seen)
+    return Lowest(around * ratio ** (j + shift), here, len(seen))

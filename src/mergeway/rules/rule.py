@@ -219,6 +219,11 @@ class WantsSamples:
 class WantsAnswers(WantsSamples):
     """The arrival itself is asked about its samples and their copies, and its answers take the place of labels."""
 
+    @property
+    def asks_arrivals(self) -> bool:
+        """Whether it is asked even where the samples have labels."""
+        return True
+
 
 class ByRows:
     """A model rule that never looks at the shape of a matrix: each rank may hold its rows of the model only."""
