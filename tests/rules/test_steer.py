@@ -12,7 +12,7 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
-from mergeway.rules.line_search import line_search
+from mergeway.rules.start import line_search
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {"start": "flat", "steps": 2, "most": 7, "rate": 0.1, "weight_rate": 0.1, "shrink": 0.8, "carry": 0.6}
