@@ -5,7 +5,7 @@ ends.json        what the base and the experts reach on each task
 folds.jsonl      one JSON line for every finished fold
 timings.jsonl    how long each of them took
 matrices/*.csv   the accuracy matrix of every finished stream
-underway/        the streams that are not finished: their folds, and the rule's memory after the last of them
+underway/        the streams that are not finished: their folds, and the rule's state after the last of them
 
 Only timings.jsonl differs between two finished runs of the same thing: the others are the same bytes however often a run was
 killed and resumed, and however many processes worked on it.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ from mergeway.checkpoint.source import read_json
 from mergeway.core.files import make_directory, replace_text, writing
 from mergeway.errors import OptionError
 
+FOLDS, TIMINGS = "folds.jsonl", "timings.jsonl"
+
 
 class RunFiles:
     """The files of a run."""
 
-    def __init__(self, out: Path, description: dict[str, Any], resume: bool) -> None:
+    def __init__(self, out: Path, description: Mapping[str, object], resume: bool) -> None:
         self._out = out
-        self._folds, self._timings = out / "folds.jsonl", out / "timings.jsonl"
+        self._folds, self._timings = out / FOLDS, out / TIMINGS
         described = out / "run.json"
         if described.exists():
             if not resume:
@@ -49,17 +51,9 @@ class RunFiles:
         replace_text(described, json.dumps(description, indent=2) + "\n")
 
     def read(self) -> dict[str, list[FoldResult]]:
-        """Finished streams; what was kept of the others is under way, with the memory that their folds led to."""
-        seconds = {(row["key"], row["fold"]): row["seconds"] for row in _rows(self._timings)}
-        streams: dict[str, list[FoldResult]] = {}
-        lengths: dict[str, int] = {}
-        for row in _rows(self._folds):
-            key = row.pop("key")
-            lengths[key] = row.pop("length")
-            row["accuracies"] = tuple(row["accuracies"])
-            streams.setdefault(key, []).append(FoldResult(**row, seconds=seconds.get((key, row["fold"]), 0.0)))
-        whole = {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
-        self._write({key: (lengths[key], folds) for key, folds in whole.items()})
+        """Finished streams; what was kept of the others is under way, with the state that their folds led to."""
+        whole = finished_streams(self._out)
+        self._write({key: (len(folds), folds) for key, folds in whole.items()})
         return whole
 
     def append(self, cell: Cell, fold: FoldResult) -> None:
@@ -107,7 +101,20 @@ def _file_name(key: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", key)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def finished_streams(out: Path) -> dict[str, list[FoldResult]]:
+    """The streams in a run's directory that have all of their folds."""
+    seconds = {(line["key"], line["fold"]): line["seconds"] for line in _lines(out / TIMINGS)}
+    streams: dict[str, list[FoldResult]] = {}
+    lengths: dict[str, int] = {}
+    for line in _lines(out / FOLDS):
+        key = line.pop("key")
+        lengths[key] = line.pop("length")
+        line["accuracies"] = tuple(line["accuracies"])
+        streams.setdefault(key, []).append(FoldResult(**line, seconds=seconds.get((key, line["fold"]), 0.0)))
+    return {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; the last line of a killed run may be cut off."""
     if not path.exists():
         return
@@ -119,8 +126,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _line(key: str, length: int, fold: FoldResult) -> str:
-    told = {k: v for k, v in asdict(fold).items() if k != "seconds"}
-    return json.dumps({"key": key, "length": length, **told}, sort_keys=True) + "\n"
+    fields = {k: v for k, v in asdict(fold).items() if k != "seconds"}
+    return json.dumps({"key": key, "length": length, **fields}, sort_keys=True) + "\n"
 
 
 def _timing(key: str, fold: FoldResult) -> str:

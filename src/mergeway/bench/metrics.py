@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mergeway.errors import OptionError
 
-Matrix = Any  # a square array-like; entries above the diagonal (i > k) count only in forward_transfer
+Matrix = ArrayLike  # a square array-like; entries above the diagonal (i > k) count only in forward_transfer
 
 
 def acc(matrix: Matrix, weights: Sequence[float] | None = None) -> float:
@@ -54,7 +54,7 @@ def forward_transfer(matrix: Matrix, base: Sequence[float], weights: Sequence[fl
 
 
 def gap_closed(accuracy: float, base: float, experts: float) -> float:
-    """The share of the way from the base to the experts, in percent."""
+    """The share of the distance from the base to the experts, in percent."""
     return 100.0 * (accuracy - base) / (experts - base) if experts != base else 0.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ class Cell:
     """One stream: a rule with its options, an order of tasks, their utilities, and the calibration seed."""
 
     rule: str
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, object], ...]
     label: str
     order: tuple[str, ...]
     weights: tuple[float, ...]
@@ -34,12 +33,12 @@ class Cell:
 
 def orders(tasks: Sequence[str], count: int, seed: int = 0) -> list[tuple[str, ...]]:
     """`count` seeded shufflings of the tasks, the same for every rule."""
-    made = []
+    found = []
     for number in range(count):
         order = list(tasks)
         random.Random(1000 * seed + number).shuffle(order)  # noqa: S311 - an order, not a secret
-        made.append(tuple(order))
-    return made
+        found.append(tuple(order))
+    return found
 
 
 def utilities(count: int, number: int, kind: str, seed: int = 0) -> tuple[float, ...]:
@@ -50,7 +49,7 @@ def utilities(count: int, number: int, kind: str, seed: int = 0) -> tuple[float,
     return tuple(float(w) for w in drawn / drawn.sum())
 
 
-def parse_rule(text: str) -> tuple[str, dict[str, Any], str]:
+def parse_rule(text: str) -> tuple[str, dict[str, object], str]:
     """A rule as written on the command line, `name` or `name:key=value:key=value`: its name, options and label."""
     name, *pairs = text.split(":")
     options = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+from torch import Tensor
 
 from mergeway import __version__
 from mergeway.bench.files import RunFiles
@@ -21,12 +22,60 @@ from mergeway.model.compute import Compute
 from mergeway.rules import RULES
 
 
+class _Protocol(TypedDict):
+    suite: str
+    rules: list[str]
+    lengths: list[int]
+    orders: int
+    utilities: str
+    samples: int
+    version: str
+
+
+class Description(_Protocol, total=False):
+    """What a run is, as run.json says it."""
+
+    tests: int
+    autocast: bool
+
+
+class RunRow(TypedDict):
+    """What a rule reaches on streams of one length: mean and standard deviation over the orders, in percent."""
+
+    rule: str
+    tasks: int
+    acc: float
+    acc_std: float
+    bwt: float
+    bwt_std: float
+    forgetting: float
+    forgetting_std: float
+    fwt: float | None
+    fwt_std: float | None
+    gap: float
+    gap_std: float
+    gradients: float
+    seconds: float
+
+
+class RunJson(TypedDict):
+    """A run as `bench --json` prints it."""
+
+    suite: str
+    base: float
+    experts: float
+    rows: list[RunRow]
+
+
+Ends = dict[str, dict[str, float]]  # the accuracies on each task, of "base" and of "experts"
+
+
 @dataclass
 class Run:
     """The results of a benchmark."""
 
     suite: str
-    description: dict[str, Any]
+    description: Description
     base: dict[str, float]
     experts: dict[str, float]
     streams: dict[str, list[FoldResult]]
@@ -36,14 +85,14 @@ class Run:
         """The streams with all of their folds."""
         return [(c, self.streams[c.key]) for c in self.cells if len(self.streams.get(c.key, ())) == len(c.order)]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[RunRow]:
         """One row for each rule and stream length: mean and standard deviation over the orders, in percent."""
         groups: dict[tuple[str, int], list[tuple[Cell, list[FoldResult]]]] = {}
         for cell, folds in self.finished():
             groups.setdefault((cell.label, len(cell.order)), []).append((cell, folds))
         return [self._row(label, length, group) for (label, length), group in groups.items()]
 
-    def _row(self, label: str, length: int, group: list[tuple[Cell, list[FoldResult]]]) -> dict[str, Any]:
+    def _row(self, label: str, length: int, group: list[tuple[Cell, list[FoldResult]]]) -> RunRow:
         accs, bwts, falls, fwts, gaps = [], [], [], [], []
         for cell, folds in group:
             matrix, w = matrix_of(folds, ahead=True), list(cell.weights)
@@ -72,13 +121,10 @@ class Run:
             "seconds": sum(fold.seconds for fold in folds) / len(group),
         }
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> RunJson:
         """The run as `bench --json` prints it."""
-        means = {
-            side: float(np.mean(list(values.values())))
-            for side, values in (("base", self.base), ("experts", self.experts))
-        }
-        return {"suite": self.suite, **means, "rows": self.rows()}
+        base, experts = (float(np.mean(list(ends.values()))) for ends in (self.base, self.experts))
+        return {"suite": self.suite, "base": base, "experts": experts, "rows": self.rows()}
 
 
 def bench(
@@ -94,7 +140,7 @@ def bench(
     resume: bool = False,
     jobs: int = 1,
     engine: str = "local",
-    ends: dict[str, dict[str, float]] | None = None,
+    ends: Ends | None = None,
     compute: Compute | None = None,
     progress: Progress = SILENT,
 ) -> Run:
@@ -108,17 +154,19 @@ def bench(
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
     cells = plan(suite, rules, lengths, orders, utilities, samples)
-    description = {
+    description: Description = {
         "suite": suite.name,
         "rules": list(rules),
         "lengths": list(lengths),
         "orders": orders,
         "utilities": utilities,
         "samples": samples,
-        **({"tests": suite.tests} if suite.tests else {}),
-        **({"autocast": True} if suite.compute.autocast else {}),
         "version": __version__,
     }
+    if suite.tests:
+        description["tests"] = suite.tests
+    if suite.compute.autocast:
+        description["autocast"] = True
     store = RunFiles(out, description, resume) if out else None
     streams = store.read() if store else {}
     kept = store.ends() if store else None
@@ -155,7 +203,7 @@ def _work(
 ) -> Iterable[tuple[Cell, list[FoldResult]]]:
     """Every stream as it is finished, its folds noted in the run's files."""
     if jobs > 1 or engine == "ray":
-        # Whoever asks data takes longest, and a long stream begun last would be waited for by all others.
+        # A rule that needs data takes longest, and all others would wait for a long stream that is begun last.
         todo = sorted(todo, key=lambda cell: not RULES[cell.rule].needs)
     where = suite.path, suite.tests, suite.compute
     if engine == "ray":
@@ -184,16 +232,16 @@ def _work(
         yield cell, folds
 
 
-def end_accuracies(suite: Suite, progress: Progress = SILENT) -> dict[str, dict[str, float]]:
+def end_accuracies(suite: Suite, progress: Progress = SILENT) -> Ends:
     """What the base and each task's own expert reach."""
     from mergeway.checkpoint import open_checkpoint
 
-    def tensors(path: Path) -> dict[str, Any]:
+    def tensors(path: Path) -> dict[str, Tensor]:
         checkpoint = open_checkpoint(path)
         return {name: checkpoint.read(name) for name in checkpoint.infos}
 
     base = tensors(suite.base)
-    ends: dict[str, dict[str, float]] = {"base": {}, "experts": {}}
+    ends: Ends = {"base": {}, "experts": {}}
     progress.begin("judging base and experts", len(suite.tasks), "tasks")
     for task in suite.tasks:
         ends["base"][task.name] = suite.accuracy(base, task.name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from mergeway.bench.suite import Suite
+from mergeway.calibration.objective import Loss
 from mergeway.calibration.samples import DEFAULT_SIZE
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.core.pool import worker_pool
@@ -14,16 +15,27 @@ from mergeway.fold.prepare import prepare_arrival, prepare_base
 from mergeway.rules import Ode, make
 
 
+class SweepPoint(TypedDict):
+    """The trajectory at one operating time."""
+
+    time: float
+    loss: float
+    gamma: float
+    alignment: float
+    distance: float
+    accuracies: dict[str, float]
+
+
 def sweep(
     start: str,
     target: str,
     suite: Suite | None,
-    loss: Any,
+    loss: Loss | None,
     points: int,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     samples: int = DEFAULT_SIZE,
-) -> list[dict[str, Any]]:
-    """One row for each operating time: loss, γ, alignment, distance to B, and the accuracies of the suite's two tasks.
+) -> list[SweepPoint]:
+    """One point for each operating time: loss, γ, alignment, distance to B, and the accuracies of the suite's two tasks.
 
     One path that stops at every time, so that the whole costs little more than one merge.
     """
@@ -39,13 +51,15 @@ def sweep(
     there = {n: arrival.read(n).float() for n in here}
     names = _tasks_of(suite, first, arrival.checkpoint) if suite else []
     objective = suite.objective(names, size=samples) if suite else loss
+    if objective is None:
+        raise OptionError("a sweep needs an objective: give a suite or a loss")
     times = [i / (points - 1) for i in range(points)]
     whole = rule.path(here, there, objective, 1.0, times)
-    rows = []
+    found: list[SweepPoint] = []
     for time in times:
         params = whole.at(time)
         index = max(i for i, t in enumerate(whole.times) if t <= time + 1e-9)
-        rows.append(
+        found.append(
             {
                 "time": time,
                 "loss": whole.losses[index],
@@ -55,7 +69,7 @@ def sweep(
                 "accuracies": {n: suite.accuracy(params, n) for n in names} if suite else {},
             }
         )
-    return rows
+    return found
 
 
 def _tasks_of(suite: Suite, *checkpoints: Checkpoint) -> list[str]:

@@ -183,9 +183,9 @@ def _system_error(problem: OSError) -> str:
 
 def _is_memory(problem: Exception) -> bool:
     """Whether memory ran out; torch says so in words, on every device its own."""
-    told = str(problem)
+    text = str(problem)
     return isinstance(problem, MemoryError) or (
-        isinstance(problem, RuntimeError) and ("allocate memory" in told or "out of memory" in told)
+        isinstance(problem, RuntimeError) and ("allocate memory" in text or "out of memory" in text)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
 if TYPE_CHECKING:
+    from mergeway.bench.run import RunJson
     from mergeway.model.compute import Compute
 
 
@@ -213,7 +214,7 @@ def check_utilities(kind: str) -> None:
         raise OptionError("--utilities: a table has its own; Table 2 and Figure 8 of ODE-M are those with random ones")
 
 
-def print_rows(result: dict[str, Any], orders: int) -> None:
+def print_rows(result: RunJson, orders: int) -> None:
     """The rows of a run as a table, best first."""
     from mergeway.cli.display import console, table
 

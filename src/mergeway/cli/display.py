@@ -22,12 +22,12 @@ from mergeway.core.progress import SILENT, Progress
 
 
 class _Console(Console):
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         """Names come from files: what would steer the terminal is shown, not sent."""
         super().print(*(printable(o, keep="\n") if isinstance(o, str) else o for o in objects), **options)
 
     def on_broken_pipe(self) -> None:
-        """Whoever read our output has gone: `main` knows what to do, where rich would exit with 1."""
+        """The reader of our output has gone: `main` knows what to do, where rich would exit with 1."""
         raise BrokenPipeError
 
 
@@ -37,7 +37,7 @@ def console() -> Console:
     return _Console(highlight=False, soft_wrap=True, width=width)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     print(in_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
@@ -45,13 +45,13 @@ def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> Table:
     """A plain table; the columns named in `numbers` are aligned to the right, those in `whole` never cut into lines."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         align = "right" if column in numbers else "left"
-        made.add_column(column, justify=align, overflow="fold", no_wrap=column in whole)
+        shown.add_column(column, justify=align, overflow="fold", no_wrap=column in whole)
     for row in rows:
-        made.add_row(*(escape(printable(cell)) for cell in row))
-    return made
+        shown.add_row(*(escape(printable(cell)) for cell in row))
+    return shown
 
 
 class _Done(DownloadColumn):
@@ -87,7 +87,7 @@ class _Bar(Progress):
 
 
 class _Notes(Progress):
-    """Without a terminal there is no bar, but a note still reaches whoever reads the log."""
+    """Without a terminal there is no bar, but the log still gets the notes."""
 
     def note(self, text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from mergeway.cli.app import DEPLOY, Force, Json, ShardSize, TrunkPath, app, com
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
+    from mergeway.core.progress import Progress
 
 ENOUGH = 0.9  # share of the update's energy below which an adapter is another model
 
@@ -51,61 +52,59 @@ def export(
     from mergeway.trunk import Trunk
 
     wanted = read_dtype(dtype) if dtype else None
+    adapter = None
     with progress() as bar:
         opened = Trunk.open(trunk, progress=bar)
         last = opened.log()[-1]
-        done: dict[str, Any] = {"out": str(out), "step": last.step, "result": last.result}
         if lora is not None:
             options = {"dtype": wanted} if wanted else {}
             adapter = opened.export_lora(
                 out, lora, task=task, backbone=backbone, force=force, command=command_line(), **options
             )
-            done |= _adapter_json(adapter)
-            if adapter.kept < ENOUGH:
-                bar.note(
-                    f"the adapter keeps only {100 * adapter.kept:.1f} % of the update's energy; a larger --lora keeps more of the linear weights"
-                )
+            _warn(adapter, bar)
         else:
+            size = read_size(shard_size)
             opened.export(
-                out,
-                dtype=wanted,
-                task=task,
-                backbone=backbone,
-                shard_size=read_size(shard_size),
-                force=force,
-                command=command_line(),
+                out, dtype=wanted, task=task, backbone=backbone, shard_size=size, force=force, command=command_line()
             )
     if as_json:
-        print_json(done)
+        written = {"out": str(out), "step": last.step, "result": last.result}
+        print_json(written | (_adapter_json(adapter) if adapter else {}))
         return
-    if lora is not None:
-        _print_adapter(done)
-    what = f" as a rank-{done['rank']} adapter" if lora is not None else ""
+    if adapter:
+        _print_adapter(adapter)
+    what = f" as a rank-{adapter.rank} adapter" if adapter else ""
     console().print(f"step {last.step} of {trunk} exported to {out}{what}", markup=False)
 
 
-def _adapter_json(adapter: Adapter) -> dict[str, Any]:
+def _warn(adapter: Adapter, bar: Progress) -> None:
+    if adapter.kept < ENOUGH:
+        bar.note(
+            f"the adapter keeps only {100 * adapter.kept:.1f} % of the update's energy; a larger --lora keeps more of the linear weights"
+        )
+
+
+def _adapter_json(adapter: Adapter) -> dict[str, object]:
     return {
         "rank": adapter.rank,
         "kept": adapter.kept,
-        "layers": [asdict(row) for row in adapter.layers],
-        "left_out": [asdict(row) for row in adapter.left_out],
+        "layers": [asdict(layer) for layer in adapter.layers],
+        "left_out": [asdict(layer) for layer in adapter.left_out],
     }
 
 
-def _print_adapter(done: dict[str, Any]) -> None:
+def _print_adapter(adapter: Adapter) -> None:
     """What each layer keeps of its update, and which tensors an adapter has no place for."""
     from mergeway.cli.display import console, table
 
-    left = sum(row["energy"] for row in done["left_out"])
-    total = left + sum(row["energy"] for row in done["layers"])
-    rows = [
-        (r["name"], "×".join(map(str, r["shape"])), f"{100 * r['energy'] / total:.2f} %", f"{100 * r['kept']:.2f} %")
-        for r in done["layers"]
+    left = sum(layer.energy for layer in adapter.left_out)
+    total = left + sum(layer.energy for layer in adapter.layers)
+    cells = [
+        (a.name, "×".join(map(str, a.shape)), f"{100 * a.energy / total:.2f} %", f"{100 * a.kept:.2f} %")
+        for a in adapter.layers
     ]
-    if done["left_out"]:
-        count = len(done["left_out"])
-        rows.append((f"{count} without a place", "", f"{100 * left / total:.2f} %", "0.00 %"))
-    rows.append(("all", "", "100.00 %", f"{100 * done['kept']:.2f} %"))
+    if adapter.left_out:
+        cells.append((f"{len(adapter.left_out)} without a place", "", f"{100 * left / total:.2f} %", "0.00 %"))
+    cells.append(("all", "", "100.00 %", f"{100 * adapter.kept:.2f} %"))
     columns = ("tensor", "shape", "energy", "kept")
-    console().print(table(columns, rows, numbers=columns[1:]))
+    console().print(table(columns, cells, numbers=columns[1:]))

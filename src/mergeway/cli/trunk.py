@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from mergeway.cli.app import FOLD, AllowPickle, Heads, Json, NoWait, Set, Thread
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 from mergeway.cli.records import print_record
+
+if TYPE_CHECKING:
+    from mergeway.model.compute import Compute
 
 Copies = Annotated[
     int | None,
@@ -86,7 +89,7 @@ def init(
 
     chosen = make(rule, read_options(options))
     with progress() as bar:
-        made = Trunk.create(
+        created = Trunk.create(
             trunk,
             base,
             chosen,
@@ -98,9 +101,9 @@ def init(
             progress=bar,
         )
     if as_json:
-        print_json(asdict(made.log()[0]))
+        print_json(asdict(created.log()[0]))
         return
-    console().print(f"trunk {trunk} starts from {made.base_ref} with rule {chosen.name}", markup=False)
+    console().print(f"trunk {trunk} starts from {created.base_ref} with rule {chosen.name}", markup=False)
 
 
 @app.command(rich_help_panel=FOLD)
@@ -124,7 +127,7 @@ def add(
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
     *,
-    compute: Any,
+    compute: Compute,
 ) -> None:
     """Fold an arrival into the deployed model."""
     from mergeway.cli.display import progress
@@ -160,7 +163,7 @@ def remove(
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
-    """Take an arrival out again, for rules whose memory is a sum."""
+    """Take an arrival out again, for rules whose state is a sum."""
     from mergeway.cli.display import progress
     from mergeway.trunk import Trunk
 

@@ -18,13 +18,13 @@ from mergeway.model.skeleton import meta_model
 
 def load_config(family: Any, directory: Path) -> Any:
     """The config of a directory's model, read by a config class of `transformers`."""
-    with _quiet(), _one_line(family, directory):
+    with quiet_transformers(), _one_line(family, directory):
         return family.from_pretrained(directory, trust_remote_code=False)
 
 
 def load_weights(family: Any, directory: Path) -> nn.Module:
     """A model in eval mode; several ranks get it without its weights, since each holds only its own rows of them."""
-    with _quiet(), _one_line(family, directory):
+    with quiet_transformers(), _one_line(family, directory):
         if team().count > 1:
             module = meta_model(family, directory)
         else:
@@ -65,7 +65,8 @@ def _refuse_code(directory: Path, problem: Exception) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
+    """Without the warnings and progress bars of `transformers`."""
     from transformers.utils import logging as chatter
 
     level = chatter.get_verbosity()

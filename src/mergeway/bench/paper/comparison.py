@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from mergeway.bench.paper.continual import continual_streams
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.bench.protocol import parse_rule
+from mergeway.bench.run import RunRow
 from mergeway.rules import RULES
 
 
@@ -42,16 +42,15 @@ def _by_length(study: Study, utilities: str, name: str, title: str, rows: list[l
     runs = [study.run(study.rules, n, utilities) for n in study.lengths]
     mark = "" if utilities == "uniform" else "_w"
     breaks = [len(rows)] if rows else []
-    for metric in ("acc", "bwt"):
-        found = [{row["rule"]: row for row in run.rows()} for run in runs]
+    found = [{row["rule"]: _metrics(row) for row in run.rows()} for run in runs]
+    for place, metric in enumerate(("ACC", "BWT")):
         block: list[list[Entry]] = [
-            [metric.upper() + mark, rule, *(Value(by[rule][metric], by[rule][f"{metric}_std"]) for by in found)]
-            for rule in study.rules
+            [metric + mark, rule, *(metrics[rule][place] for metrics in found)] for rule in study.rules
         ]
         rows = [*rows, *mark_best(block)]
         breaks.append(len(rows))
     columns = ("metric", "rule", *(f"{n} tasks" for n in study.lengths))
-    return Table(name, f"{title}, suite {study.suite.name}", columns, rows, _said(study, note), tuple(breaks[:-1]))
+    return Table(name, f"{title}, suite {study.suite.name}", columns, rows, _note(study, note), tuple(breaks[:-1]))
 
 
 def all_metrics(study: Study) -> Table:
@@ -61,11 +60,19 @@ def all_metrics(study: Study) -> Table:
     best = [[row[0], *cells] for row, cells in zip(rows, _best_metrics([r[1:] for r in rows]), strict=True)]
     title = f"ACC, BWT, forgetting, forward transfer and share of the gap closed, {study.longest} tasks of {study.suite.name}"
     columns = ("rule", "ACC", "BWT", "forgetting", "FWT", "gap closed")
-    return Table("metrics", title, columns, best, _said(study, "Forgetting is better the lower; all in percent."))
+    return Table("metrics", title, columns, best, _note(study, "Forgetting is better the lower; all in percent."))
 
 
-def _metrics(row: dict[str, Any]) -> list[Entry]:
-    return [Value(row[m], row[f"{m}_std"]) for m in ("acc", "bwt", "forgetting", "fwt", "gap")]
+def _metrics(row: RunRow) -> list[Entry]:
+    """ACC, BWT, forgetting, forward transfer where the run knows it, and the share of the gap closed."""
+    pairs = (
+        (row["acc"], row["acc_std"]),
+        (row["bwt"], row["bwt_std"]),
+        (row["forgetting"], row["forgetting_std"]),
+        (row["fwt"], row["fwt_std"]),
+        (row["gap"], row["gap_std"]),
+    )
+    return [None if mean is None else Value(mean, std) for mean, std in pairs]
 
 
 def _best_metrics(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
@@ -109,6 +116,6 @@ def _orders(count: int) -> str:
     return "order" if count == 1 else "orders"
 
 
-def _said(study: Study, more: str = "") -> str:
+def _note(study: Study, more: str = "") -> str:
     base = f"Mean ± std over {study.orders} {_orders(study.orders)} of the tasks; {study.samples} calibration samples."
     return f"{base} {more}".strip()

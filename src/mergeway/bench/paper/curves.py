@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mergeway.bench import Run
 from mergeway.bench.paper import style
 from mergeway.bench.paper.study import Study, with_option
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ALPHAS = tuple(i / 10 for i in range(1, 11))
 SCALINGS = tuple(i / 10 for i in range(11))
@@ -20,7 +24,7 @@ def over_the_stream(run: Run, rule: str) -> np.ndarray:
     return np.array([[np.mean(f.accuracies) for f in folds] for cell, folds in run.finished() if cell.label == rule])
 
 
-def accuracy_over_tasks(study: Study) -> Any:
+def accuracy_over_tasks(study: Study) -> Figure:
     """ACC over the number of tasks folded, with a band of one standard deviation over the orders."""
     run = study.run(study.featured)
     figure = style.new_figure(6.2, 3.8)
@@ -45,26 +49,26 @@ def accuracy_over_tasks(study: Study) -> Any:
 
 def swept(study: Study, rule: str, option: str, values: Sequence[float], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of ACC for each value of an option."""
-    rows = [study.run([with_option(rule, option, v)], length).rows()[0] for v in values]
-    return np.array([r["acc"] for r in rows]), np.array([r["acc_std"] for r in rows])
+    reached = [study.run([with_option(rule, option, v)], length).rows()[0] for v in values]
+    return np.array([r["acc"] for r in reached]), np.array([r["acc_std"] for r in reached])
 
 
-def alpha_sweep(study: Study) -> Any:
+def alpha_sweep(study: Study) -> Figure:
     """OPCM over its projection threshold, longest streams."""
     return _one_panel(study, *_ALPHA, [study.longest])
 
 
-def alpha_by_length(study: Study) -> Any:
+def alpha_by_length(study: Study) -> Figure:
     """OPCM over its projection threshold, every stream length."""
     return _one_panel(study, *_ALPHA, study.lengths)
 
 
-def scaling_by_length(study: Study) -> Any:
+def scaling_by_length(study: Study) -> Figure:
     """Task arithmetic over its scaling factor, every stream length."""
     return _one_panel(study, *_SCALING, study.lengths)
 
 
-def both_sweeps(study: Study) -> Any:
+def both_sweeps(study: Study) -> Figure:
     """Both sweeps beside each other on one scale."""
     figure = style.new_figure(8.4, 3.4)
     left = figure.add_subplot(1, 2, 1)
@@ -85,7 +89,7 @@ _SCALING = ("task-arithmetic", "scaling", SCALINGS, "scaling factor λ")
 
 def _one_panel(
     study: Study, rule: str, option: str, values: Sequence[float], label: str, lengths: Sequence[int]
-) -> Any:
+) -> Figure:
     figure = style.new_figure(5.2, 3.4)
     axes = figure.add_subplot()
     _sweep_panel(axes, study, rule, option, values, label, lengths)
@@ -96,7 +100,7 @@ def _one_panel(
 
 
 def _sweep_panel(
-    axes: Any, study: Study, rule: str, option: str, values: Sequence[float], label: str, lengths: Sequence[int]
+    axes: Axes, study: Study, rule: str, option: str, values: Sequence[float], label: str, lengths: Sequence[int]
 ) -> None:
     x = np.array(values)
     for number, length in enumerate(lengths):
@@ -113,7 +117,7 @@ def scaling_factors(run: Run) -> np.ndarray:
     return np.array([[f.facts["lambda"] for f in folds] for _, folds in run.finished()])
 
 
-def adaptive_scaling(study: Study) -> Any:
+def adaptive_scaling(study: Study) -> Figure:
     """OPCM's adaptive λ(t) beside √t."""
     lambdas = scaling_factors(study.run(["opcm"]))
     figure = style.new_figure(5.2, 3.4)

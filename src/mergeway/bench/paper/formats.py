@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 from mergeway.bench.paper.table import Entry, Table, Value
 from mergeway.core.files import make_directory, replace_text
@@ -50,14 +49,14 @@ def to_csv(table: Table) -> str:
         any(isinstance(cell, Value) and cell.std is not None for cell in cells)
         for cells in zip(*table.rows, strict=True)
     ]
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         [n for c, two in zip(table.columns, spread, strict=True) for n in ([c, f"{c} std"] if two else [c])]
     )
     for row in table.rows:
         writer.writerow([n for c, two in zip(row, spread, strict=True) for n in _plain(c)[: 2 if two else 1]])
-    return made.getvalue()
+    return text.getvalue()
 
 
 def to_latex(table: Table) -> str:
@@ -90,10 +89,10 @@ def to_latex(table: Table) -> str:
     )
 
 
-def as_json(table: Table) -> dict[str, Any]:
+def as_json(table: Table) -> dict[str, object]:
     """The table as `bench --json` prints it."""
 
-    def plain(cell: Entry) -> Any:
+    def plain(cell: Entry) -> object:
         return {"mean": cell.mean, "std": cell.std} if isinstance(cell, Value) else cell
 
     rows = [dict(zip(table.columns, map(plain, row), strict=True)) for row in table.rows]
@@ -119,7 +118,7 @@ def _latex_cell(cell: Entry, text: str) -> str:
     return _bold(cell, "$" + text.replace(" ± ", r" \pm ") + "$", r"\textbf{{\boldmath {}}}")
 
 
-def _plain(cell: Entry) -> list[Any]:
+def _plain(cell: Entry) -> list[str | float]:
     if isinstance(cell, Value):
         return [cell.mean, "" if cell.std is None else cell.std]
     return ["" if cell is None else cell, ""]

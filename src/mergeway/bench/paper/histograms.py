@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mergeway.bench import Run
 from mergeway.bench.paper import style
 from mergeway.bench.paper.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BINS = 25
 
@@ -25,17 +28,17 @@ def along_the_way(run: Run, what: str) -> tuple[list[float], list[float]]:
     return times, values
 
 
-def gamma(study: Study) -> Any:
+def gamma(study: Study) -> Figure:
     """γ against t."""
     return _histogram(study, "gammas", r"damping $\gamma$", 1.0)
 
 
-def alignment(study: Study) -> Any:
+def alignment(study: Study) -> Figure:
     """The share of u that lies along the gradient, against t."""
     return _histogram(study, "alignments", r"alignment $\Vert P_g u\Vert/\Vert u\Vert$")
 
 
-def _histogram(study: Study, what: str, label: str, top: float | None = None) -> Any:
+def _histogram(study: Study, what: str, label: str, top: float | None = None) -> Figure:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import LogLocator, NullLocator
 

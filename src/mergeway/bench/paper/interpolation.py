@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from mergeway.bench.paper import style
 from mergeway.bench.paper.methods import one_thread, protocol
 from mergeway.bench.paper.pipeline import Stages, Stream, interpolate, settings_of
 from mergeway.bench.paper.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 POINTS = [i / 10 for i in range(11)]
 LINES = {
@@ -21,29 +24,29 @@ LINES = {
 }
 
 
-def line_against_fisher(study: Study) -> Any:
+def line_against_fisher(study: Study) -> Figure:
     """Figure 1: the straight line against Eq. 4, for both kinds of training."""
     return _draw(study, list(LINES))
 
 
-def along_the_line(study: Study) -> Any:
+def along_the_line(study: Study) -> Figure:
     """Figure 2: standard against tangent training on the straight line."""
     return _draw(study, ["standard, line", "tangent, line"])
 
 
-def along_fisher(study: Study) -> Any:
+def along_fisher(study: Study) -> Figure:
     """Figure 4: standard against tangent training under Eq. 4."""
     return _draw(study, ["standard, Fisher", "tangent, Fisher"])
 
 
 def sweep_between(study: Study, tangent: bool, seed: int) -> dict[str, list[tuple[float, float]]]:
-    """The mean accuracy and loss of the two tasks at every λ, for both ways of merging."""
+    """The mean accuracy and loss of the two tasks at every λ, for both kinds of merging."""
     tasks = [t.name for t in study.suite.tasks[:2]]
 
     def work() -> dict[str, list[tuple[float, float]]]:
         stream = Stream(study.suite, tasks, *settings_of(study.suite, seed))
         first, second = stream.pipeline(Stages(None, tangent=tangent))
-        made: dict[str, list[tuple[float, float]]] = {}
+        found: dict[str, list[tuple[float, float]]] = {}
         for how in ("linear", "fisher"):
             for lam in POINTS:
                 between = interpolate(
@@ -51,15 +54,15 @@ def sweep_between(study: Study, tangent: bool, seed: int) -> dict[str, list[tupl
                 )
                 judged = study.suite.judge(between, tasks, tasks, through=stream.reading(tangent), classifier="head")
                 accuracy, loss = np.mean(judged, axis=0)
-                made.setdefault(how, []).append((float(accuracy), float(loss)))
-        return made
+                found.setdefault(how, []).append((float(accuracy), float(loss)))
+        return found
 
     with one_thread():
         name = f"holistic-between-{'tangent' if tangent else 'standard'}-{seed}"
         return study.kept(name, {**protocol(study, seed), "points": POINTS}, work)
 
 
-def _draw(study: Study, lines: Sequence[str]) -> Any:
+def _draw(study: Study, lines: Sequence[str]) -> Figure:
     figure = style.new_figure(8.0, 3.1)
     panels = figure.subplots(1, 2)
     for line in lines:

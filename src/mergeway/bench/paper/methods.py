@@ -8,7 +8,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ MERGED: dict[str, Callable[[Stream], Params]] = {
 PIECES: dict[str, Callable[[Stream], dict[str, Accuracies]]] = {
     "zero-shot": lambda stream: {"zero-shot": stream.accuracies(stream.base)},
     "joint": lambda stream: {"joint": stream.accuracies(stream.tune(stream.tasks).params)},
-    "merged": lambda stream: {name: stream.accuracies(made(stream)) for name, made in MERGED.items()},
+    "merged": lambda stream: {name: stream.accuracies(merge(stream)) for name, merge in MERGED.items()},
     "LwF": lambda stream: {"LwF": stream.accuracies(stream.regularised(lwf=LWF))},
     "EWC": lambda stream: {"EWC": stream.accuracies(stream.regularised(ewc=EWC))},
     **{name: (lambda stream, name=name: {name: _end_of(stream, STAGES[name])}) for name in STAGES},
@@ -57,13 +56,13 @@ def results(study: Study, pieces: Sequence[str]) -> dict[str, list[Accuracies]]:
     missing = [one for one in dict.fromkeys(wanted) if not study.holds(_file(study, *one))]
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
     study.progress.begin(f"training {len(missing)} streams", len(missing), "streams")
-    for (piece, seed), made in _trained(study, tasks, missing):
-        study.kept(_file(study, piece, seed), protocol(study, seed), made)
+    for (piece, seed), result in _trained(study, tasks, missing):
+        study.kept(_file(study, piece, seed), protocol(study, seed), result)
         study.progress.advance(1)
     found: dict[str, list[Accuracies]] = {}
     for piece, seed in wanted:
-        rows = study.kept(_file(study, piece, seed), protocol(study, seed), dict)
-        for name, accuracies in rows.items():
+        reached = study.kept(_file(study, piece, seed), protocol(study, seed), dict[str, Accuracies])
+        for name, accuracies in reached.items():
             found.setdefault(name, []).append(accuracies)
     return found
 
@@ -72,16 +71,20 @@ def _file(study: Study, piece: str, seed: int) -> str:
     return f"holistic-{piece}-{study.longest}-{seed}"
 
 
-def protocol(study: Study, seed: int) -> dict[str, Any]:
+def protocol(study: Study, seed: int) -> dict[str, object]:
     """What a kept result depends on besides the suite."""
     training, alignment = settings_of(study.suite, seed)
-    told = {"training": asdict(training), "alignment": asdict(alignment), "tests": study.suite.tests}
-    return told | ({"autocast": True} if study.suite.compute.autocast else {})
+    settings: dict[str, object] = {
+        "training": asdict(training),
+        "alignment": asdict(alignment),
+        "tests": study.suite.tests,
+    }
+    return settings | ({"autocast": True} if study.suite.compute.autocast else {})
 
 
 def _trained(
     study: Study, tasks: list[str], missing: Sequence[tuple[str, int]]
-) -> Iterator[tuple[tuple[str, int], Callable[[], Any]]]:
+) -> Iterator[tuple[tuple[str, int], Callable[[], dict[str, Accuracies]]]]:
     """Each piece with what gives its result, as they are finished."""
     if study.jobs == 1:
         for piece, seed in missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from mergeway.bench.paper import style
 from mergeway.bench.paper.continual import continual_streams
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def final_accuracies(run: Run, rule: str) -> dict[str, list[float]]:
@@ -61,7 +64,7 @@ def _continual(study: Study, tasks: list[str]) -> list[Entry]:
     return [over_orders(column) for column in [*ends.T, ends.mean(axis=1)]]
 
 
-def radar(study: Study, length: int, utilities: str = "uniform") -> Any:
+def radar(study: Study, length: int, utilities: str = "uniform") -> Figure:
     """The accuracy of each task at the end, one closed line for each rule."""
     tasks = [t.name for t in study.suite.tasks[:length]]
     run = study.run(study.featured, length, utilities)
@@ -72,10 +75,13 @@ def radar(study: Study, length: int, utilities: str = "uniform") -> Any:
     return draw_radar(tasks, values)
 
 
-def draw_radar(tasks: list[str], values: dict[str, list[float]]) -> Any:
+def draw_radar(tasks: list[str], values: dict[str, list[float]]) -> Figure:
     """Draw the lines; the centre is the ten below the lowest accuracy."""
+    from matplotlib.projections.polar import PolarAxes
+
     figure = style.new_figure(5.6, 4.2)
     axes = figure.add_axes((0.08, 0.1, 0.55, 0.8), projection="polar")
+    assert isinstance(axes, PolarAxes)
     angles = np.linspace(0, 2 * np.pi, len(tasks), endpoint=False)
     low = max(0.0, 10.0 * np.floor(min(map(min, values.values())) / 10 - 0.5))
     for number, (rule, accuracies) in enumerate(values.items()):

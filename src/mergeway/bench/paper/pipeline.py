@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from mergeway.calibration.description import CLASSIFIERS
 from mergeway.checkpoint import open_checkpoint
 from mergeway.errors import OptionError, suggest
 from mergeway.fold.merge import merge
-from mergeway.rules import Fisher
+from mergeway.model.model import Encoder
+from mergeway.rules import Fisher, make
 from mergeway.train import Finetuned, Tangent, Training, finetune
 
 Params = dict[str, Tensor]
 
-LAMBDA = float(Fisher().lam)  # the paper's 0.4, what the arrival counts against the model before it
+LAMBDA = float(Fisher().lam)  # 0.4 in the released scripts: what the arrival counts against the model before it
 LWF, EWC = 0.3, 1e6
 TIES_DENSITY, TIES_SCALING = 0.2, 0.55
 
@@ -58,19 +59,19 @@ class Stream:
         checkpoint = open_checkpoint(suite.base)
         self.base: Params = {n: checkpoint.read(n).float() for n, i in checkpoint.infos.items() if i.merges}
 
-    def reading(self, tangent: bool) -> Any:
+    def reading(self, tangent: bool) -> Encoder | Tangent:
         """How parameters become features: those trained in the tangent space are read there too."""
         return Tangent(self.suite.model, self.base) if tangent else self.suite.model
 
     def accuracies(self, params: Params, tangent: bool = False) -> dict[str, list[float]]:
         """R_{N,i}, the accuracy on each task among the classes of all, by classifier."""
-        made = {}
+        found = {}
         for classifier in CLASSIFIERS:
             judged = self.suite.judge(
                 params, self.tasks, self.tasks, through=self.reading(tangent), classifier=classifier
             )
-            made[classifier] = [accuracy for accuracy, _ in judged]
-        return made
+            found[classifier] = [accuracy for accuracy, _ in judged]
+        return found
 
     def tune(self, tasks: str | Sequence[str], start: Params | None = None, *, tangent: bool = False) -> Finetuned:
         """A fine-tuning on one task, or on several jointly."""
@@ -112,9 +113,9 @@ class Stream:
                 start = out
         return params
 
-    def merged(self, rule: str, **options: Any) -> Params:
+    def merged(self, rule: str, **options: object) -> Params:
         """The experts under a rule that needs nothing else."""
-        return merge(self.base, self.experts, rule, threads=1, **options)
+        return merge(self.base, self.experts, make(rule, options), threads=1)
 
 
 def interpolate(
@@ -151,14 +152,14 @@ def ties_at_once(base: Mapping[str, Tensor], experts: Sequence[Mapping[str, Tens
 
 def settings_of(suite: Suite, seed: int) -> tuple[Training, Alignment]:
     """How the models of a suite are trained and aligned: the paper's numbers unless its suite.json says otherwise."""
-    made = []
+    settings = []
     for key, kind in (("training", Training), ("alignment", Alignment)):
-        said = suite.settings.get(key, {})
+        given = suite.settings.get(key, {})
         known = {f.name for f in fields(kind)} - {"seed", "tangent", "lwf", "ewc"}
-        if not isinstance(said, dict):
+        if not isinstance(given, dict):
             raise OptionError(f"{suite.path / 'suite.json'}: '{key}' must be an object, such as {{\"lr\": 1e-5}}")
-        for name in said:
+        for name in given:
             if name not in known:
                 raise OptionError(f"{suite.path / 'suite.json'}: '{key}' has no entry '{name}'; {suggest(name, known)}")
-        made.append(kind(**said, seed=seed))
-    return made[0], made[1]
+        settings.append(kind(**given, seed=seed))
+    return settings[0], settings[1]

@@ -6,10 +6,11 @@ A bare number means ODE-M's where it has one, else OPCM's; a paper's name alone 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mergeway.bench.paper import (
     comparison,
@@ -30,28 +31,31 @@ from mergeway.bench.paper.table import Table
 from mergeway.calibration.description import PROTOCOLS
 from mergeway.errors import OptionError, suggest
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Kind = Literal["table", "figure"]
 PAPERS = ("ode-m", "opcm", "holistic")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One table or figure: its name, what it shows, how it is made of a study, and the protocols of suites it is about."""
+    """One table or figure: its name, what it shows, how it is drawn from a study, and the protocols of suites it is about."""
 
     kind: Kind
     name: str
     title: str
-    make: Callable[[Study], Any]
+    make: Callable[[Study], Table | Figure]
     protocols: tuple[str, ...] = PROTOCOLS
 
     def write(self, study: Study) -> tuple[Table | None, list[Path]]:
         """Run what is missing, make it, and write it in every format; the table itself, for the terminal."""
         folder = study.out / f"{self.kind}s"
-        if self.kind == "table":
-            table = self.make(study)
-            return table, write_table(table, folder)
-        with style.drawing():
-            return None, style.write_figure(self.make(study), folder, self.name)
+        with style.drawing() if self.kind == "figure" else nullcontext():
+            result = self.make(study)
+            if isinstance(result, Table):
+                return result, write_table(result, folder)
+            return None, style.write_figure(result, folder, self.name)
 
 
 _SHARED = ("cil", "dil")  # one head for all tasks

@@ -6,21 +6,28 @@ of the suite's, drawn by seed, and the pictures are test pictures.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mergeway.bench.paper import style
 from mergeway.bench.paper.methods import one_thread, protocol
-from mergeway.bench.paper.pipeline import Stages, Stream, settings_of
+from mergeway.bench.paper.pipeline import Params, Stages, Stream, settings_of
 from mergeway.bench.paper.study import Study
 from mergeway.errors import OptionError
+from mergeway.model.model import Encoder
+from mergeway.train import Tangent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURES = 3
+Embedded = dict[str, Any]  # "class", the points of "previous", "merged" and "aligned", and two distances
 
 
-def before_and_after(study: Study, number: int) -> Any:
+def before_and_after(study: Study, number: int) -> Figure:
     """One class: previous model and merged model on the left, previous and aligned on the right."""
     found = study.kept(f"holistic-features-{study.longest}", protocol(study, 0), lambda: embedded_features(study))
     shown = found["classes"][number % len(found["classes"])]
@@ -40,7 +47,7 @@ def before_and_after(study: Study, number: int) -> Any:
     return figure
 
 
-def embedded_features(study: Study) -> dict[str, Any]:
+def embedded_features(study: Study) -> dict[str, list[Embedded]]:
     """Three classes' features in the plane under three models, and how far the models' features are apart."""
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
     with one_thread():
@@ -55,23 +62,23 @@ def embedded_features(study: Study) -> dict[str, Any]:
 
 
 def _features(
-    study: Study, reading: Any, models: dict[str, Any], tasks: list[str]
+    study: Study, reading: Encoder | Tangent, models: Mapping[str, Params], tasks: list[str]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     tests = [study.suite.samples(task, "test").rows(slice(study.suite.tests)) for task in tasks]
     labels = torch.cat([t.labels for t in tests]).numpy()
     with torch.no_grad():
-        made = {
+        features = {
             name: torch.cat([reading.embed(params, t.rows(i).inputs) for t in tests for i in _batches(len(t))]).numpy()
             for name, params in models.items()
         }
-    return labels, made
+    return labels, features
 
 
 def _batches(count: int) -> list[slice]:
     return [slice(start, start + 64) for start in range(0, count, 64)]
 
 
-def _embed(label: int, features: dict[str, np.ndarray]) -> dict[str, Any]:
+def _embed(label: int, features: dict[str, np.ndarray]) -> Embedded:
     try:
         from sklearn.manifold import TSNE
     except ImportError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from mergeway.bench.stream import matrix_of
 from mergeway.checkpoint import open_checkpoint
 from mergeway.core.pool import worker_pool
 from mergeway.fold.prepare import prepare_arrival, prepare_base
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def cosines(study: Study) -> np.ndarray:
@@ -30,13 +33,13 @@ def _cosines(study: Study) -> list[list[float]]:
             if name in base.tied:  # counts once, under its first name
                 continue
             origin = base.checkpoint.read(name).double()
-            rows = torch.stack([(e.read(name).double() - origin).flatten() for e in experts])
-            gram += rows @ rows.mT
+            updates = torch.stack([(e.read(name).double() - origin).flatten() for e in experts])
+            gram += updates @ updates.mT
     norms = gram.diagonal().sqrt()
     return (gram / norms.outer(norms).clamp_min(1e-300)).tolist()
 
 
-def cosine_map(study: Study, count: int) -> Any:
+def cosine_map(study: Study, count: int) -> Figure:
     """The cosines of the first `count` tasks."""
     tasks = [t.name for t in study.suite.tasks[:count]]
     values = cosines(study)[:count, :count].round(2) + 0.0  # no -0.00
@@ -49,22 +52,22 @@ def cosine_map(study: Study, count: int) -> Any:
     return figure
 
 
-def accuracy_matrices(study: Study) -> Any:
+def accuracy_matrices(study: Study) -> Figure:
     """a[k, i] of the first order, a panel for each rule and stream length; the paper shows weight averaging."""
     rules = study.featured if len(study.featured) <= 2 else ["average"]
     widths = [1.3 + 0.42 * n for n in study.lengths]
     figure = style.new_figure(sum(widths) + 0.8, max(widths) * len(rules))
     panels = figure.subplots(len(rules), len(study.lengths), squeeze=False, width_ratios=study.lengths)
-    image = None
+    images = []
     for row, rule in enumerate(rules):
         for column, length in enumerate(study.lengths):
             cell, folds = study.run([rule], length).finished()[0]
             axes, order = panels[row][column], list(cell.order)
-            image = style.heat_map(axes, matrix_of(folds), order, order, 0.0, 100.0, "{:.0f}")
+            images.append(style.heat_map(axes, matrix_of(folds), order, order, 0.0, 100.0, "{:.0f}"))
             axes.set_title(f"{rule}, {length} tasks")
             axes.set_xlabel("accuracy on")
     for row in panels:
         row[0].set_ylabel("after folding in")
     figure.tight_layout()
-    figure.colorbar(image, ax=list(panels.flat), label="accuracy, %", shrink=0.7, pad=0.02)
+    figure.colorbar(images[-1], ax=list(panels.flat), label="accuracy, %", shrink=0.7, pad=0.02)
     return figure

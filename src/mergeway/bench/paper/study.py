@@ -1,4 +1,4 @@
-"""A study: what the tables and figures of one suite are made from, run when asked for and never twice.
+"""A study: what the tables and figures of one suite are drawn from, run when asked for and never twice.
 
 runs/*       one run of `bench` for every rule, stream length, kind of utilities and number of samples
 kept/*.json  what is not a run: end accuracies, sweeps of trajectories, best operating times
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from mergeway import __version__
 from mergeway.bench import Run, bench, end_accuracies
 from mergeway.bench.protocol import parse_rule
+from mergeway.bench.run import Description
 from mergeway.bench.suite import Suite
 from mergeway.checkpoint.source import read_json
 from mergeway.core.files import make_directory, replace_text
@@ -26,6 +28,8 @@ from mergeway.rules import make
 
 # The methods the papers compare, and the rule of this package that does best; a radar of ten rules shows none of them.
 FEATURED = ("average", "task-arithmetic", "ties", "opcm", "ode", "steer")
+
+Result = TypeVar("Result")
 
 
 def default_lengths(tasks: int) -> list[int]:
@@ -91,7 +95,15 @@ class Study:
         parts = [self._run_one(rule, length, utilities, samples) for rule in rules]
         streams = {key: folds for part in parts for key, folds in part.streams.items()}
         cells = [cell for part in parts for cell in part.cells]
-        described = {"rules": list(rules), "lengths": [length], "orders": self.orders, "utilities": utilities}
+        described: Description = {
+            "suite": self.suite.name,
+            "rules": list(rules),
+            "lengths": [length],
+            "orders": self.orders,
+            "utilities": utilities,
+            "samples": samples,
+            "version": __version__,
+        }
         return Run(self.suite.name, described, self.ends["base"], self.ends["experts"], streams, cells)
 
     def _run_one(self, rule: str, length: int, utilities: str, samples: int) -> Run:
@@ -112,7 +124,7 @@ class Study:
             progress=self.progress,
         )
 
-    def kept(self, name: str, protocol: dict[str, Any], work: Callable[[], Any]) -> Any:
+    def kept(self, name: str, protocol: Mapping[str, object], work: Callable[[], Result]) -> Result:
         """The result of `work`, read from disk when it was done before under the same protocol."""
         path = self._kept_path(name)
         protocol = {"suite": self.suite.name, **protocol}
@@ -134,7 +146,7 @@ class Study:
         return self.out / "kept" / f"{_file_name(name)}.json"
 
 
-def with_option(rule: str, key: str, value: Any) -> str:
+def with_option(rule: str, key: str, value: object) -> str:
     """A rule as text with one option set; an option at its default is not written, so that equal rules share a run."""
     name, options, _ = parse_rule(rule)
     defaults = make(name).options()

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from mergeway.core.files import make_directory, replaced
 from mergeway.errors import OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 # Okabe and Ito's palette without its yellow, which is lost on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
@@ -44,14 +51,14 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches, which belongs to no window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
 
 
-def write_figure(figure: Any, folder: Path, name: str) -> list[Path]:
+def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """The figure as PNG and SVG."""
     make_directory(folder)
     written = []
@@ -75,20 +82,20 @@ def line(number: int) -> dict[str, Any]:
     }
 
 
-def band(axes: Any, x: Any, mean: Any, std: Any, number: int) -> None:
+def band(axes: Axes, x: np.ndarray, mean: np.ndarray, std: np.ndarray, number: int) -> None:
     """One standard deviation to each side."""
     axes.fill_between(x, mean - std, mean + std, color=COLOURS[number % len(COLOURS)], alpha=0.13, linewidth=0)
 
 
-def beside(side: float) -> str:
+def beside(side: float) -> Literal["left", "center", "right"]:
     """How text stands that is to the right (positive), to the left, or in the middle of what it names."""
     return "center" if abs(side) < 0.1 else "left" if side > 0 else "right"
 
 
-def heat_map(axes: Any, values: Any, columns: list[str], rows: list[str], low: float, high: float, form: str) -> Any:
+def heat_map(
+    axes: Axes, values: np.ndarray, columns: list[str], rows: list[str], low: float, high: float, form: str
+) -> AxesImage:
     """A matrix as colours with its numbers on them; what is not a number stays empty."""
-    import numpy as np
-
     axes.grid(visible=False)
     image = axes.imshow(values, cmap=SEQUENTIAL, vmin=low, vmax=high, aspect="equal")
     for i, row in enumerate(values):

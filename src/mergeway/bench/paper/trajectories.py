@@ -6,14 +6,13 @@ Deviates: Table 7 finds the best time by accuracy on test data, for suites have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.bench.protocol import orders, parse_rule
-from mergeway.bench.sweep import sweep
+from mergeway.bench.sweep import SweepPoint, sweep
 from mergeway.checkpoint import open_checkpoint
 from mergeway.fold.merge import fold_steps
 from mergeway.rules import Ode, make
@@ -43,14 +42,14 @@ def two_task_sweeps(study: Study) -> Table:
 
 def pairs_of(tasks: Sequence[str], count: int) -> list[tuple[str, str]]:
     """The first two tasks of each seeded order, without repetition."""
-    made: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     for order in orders(tasks, 20 * count) if len(tasks) > 1 else ():
-        if order[:2] not in made and len(made) < count:
-            made.append((order[0], order[1]))
-    return made
+        if order[:2] not in found and len(found) < count:
+            found.append((order[0], order[1]))
+    return found
 
 
-def _sweep(study: Study, start: str, target: str) -> list[dict[str, Any]]:
+def _sweep(study: Study, start: str, target: str) -> list[SweepPoint]:
     first, second = (str(study.suite.task(name).expert) for name in (start, target))
     options = parse_rule(study.ode)[1]
     return study.kept(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mergeway import __version__
 from mergeway.core.files import make_directory, replace_text
@@ -16,7 +16,7 @@ MARK = "<!-- mergeway report -->"
 _HERE = Path(__file__).parent / "page"
 
 
-def write_page(data: dict[str, Any], out: Path) -> Path:
+def write_page(data: Mapping[str, object], out: Path) -> Path:
     """Write the page of a run or a trunk; a file that is not a report of ours is never replaced."""
     if out.is_dir() or (out.exists() and MARK not in _opening(out)):
         raise OptionError(f"--out {out}: exists and is not a report; choose another file")
@@ -25,7 +25,7 @@ def write_page(data: dict[str, Any], out: Path) -> Path:
     return out
 
 
-def render(data: dict[str, Any]) -> str:
+def render(data: Mapping[str, object]) -> str:
     """The page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -33,10 +33,10 @@ def render(data: dict[str, Any]) -> str:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    data = _shown(data)
+    shown = _shown(data)
     return environment.get_template(f"{data['kind']}.html").render(
-        data=data,
-        embedded=as_script(data),
+        data=shown,
+        embedded=as_script(shown),
         version=__version__,
         mark=MARK,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
@@ -45,26 +45,26 @@ def render(data: dict[str, Any]) -> str:
     )
 
 
-def as_script(data: Any) -> str:
+def as_script(data: object) -> str:
     """JSON that may stand inside a script element: no '<', and no number that JSON does not know."""
     return json.dumps(_finite(data), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     """Names come from files: what would turn the direction of writing, or is no character of a page, is spelled out."""
     if isinstance(value, str):
         return printable(value, keep="\n")
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {_shown(key): _shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]

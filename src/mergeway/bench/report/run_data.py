@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mergeway.bench.metrics import acc, bwt
 from mergeway.bench.protocol import Cell
+from mergeway.bench.report.stored import Sweep
 from mergeway.bench.run import Run
 from mergeway.bench.stream import FoldResult, matrix_of
 
 Stream = tuple[Cell, list[FoldResult]]
 
 
-def run_data(run: Run, sweep: dict[str, Any] | None = None) -> dict[str, Any]:
+def run_data(run: Run, sweep: Sweep | None = None) -> dict[str, object]:
     """The numbers of a run for its page."""
     done = run.finished()
     return {
@@ -33,7 +33,7 @@ def run_data(run: Run, sweep: dict[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def _stream_data(cell: Cell, folds: Sequence[FoldResult]) -> dict[str, Any]:
+def _stream_data(cell: Cell, folds: Sequence[FoldResult]) -> dict[str, object]:
     return {
         "rule": cell.label,
         "number": cell.number,
@@ -45,12 +45,12 @@ def _stream_data(cell: Cell, folds: Sequence[FoldResult]) -> dict[str, Any]:
     }
 
 
-def _courses(done: Sequence[Stream]) -> list[dict[str, Any]]:
+def _courses(done: Sequence[Stream]) -> list[dict[str, object]]:
     """ACC and BWT after every fold, mean and standard deviation over the orders, for each rule and stream length."""
     groups: dict[tuple[str, int], list[Stream]] = {}
     for cell, folds in done:
         groups.setdefault((cell.label, len(cell.order)), []).append((cell, folds))
-    made = []
+    courses: list[dict[str, object]] = []
     for (label, length), group in groups.items():
         accs, bwts = [], []
         for cell, folds in group:
@@ -59,7 +59,7 @@ def _courses(done: Sequence[Stream]) -> list[dict[str, Any]]:
             accs.append([acc(m, w) for m, w in heads])
             bwts.append([bwt(m, w) for m, w in heads])
         ends = {task: _last(group, task) for task in group[0][0].order}
-        made.append(
+        courses.append(
             {
                 "rule": label,
                 "length": length,
@@ -72,14 +72,14 @@ def _courses(done: Sequence[Stream]) -> list[dict[str, Any]]:
                 "by_task_std": {task: float(np.std(values)) for task, values in ends.items()},
             }
         )
-    return made
+    return courses
 
 
 def _last(group: Sequence[Stream], task: str) -> list[float]:
     return [folds[-1].accuracies[cell.order.index(task)] for cell, folds in group]
 
 
-def _trajectories(cell: Cell, folds: Sequence[FoldResult]) -> list[dict[str, Any]]:
+def _trajectories(cell: Cell, folds: Sequence[FoldResult]) -> list[dict[str, object]]:
     return [
         {"rule": cell.label, "number": cell.number, "length": len(cell.order), "fold": fold.fold, "task": fold.task}
         | fold.details["trajectory"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from mergeway.bench.protocol import Cell
-from mergeway.bench.report.stored import SWEEP
+from mergeway.bench.report.stored import SWEEP, Sweep
 from mergeway.bench.run import Run
 from mergeway.bench.suite import Suite
 from mergeway.checkpoint import open_checkpoint
@@ -20,12 +19,10 @@ from mergeway.rules import Ode, make
 POINTS = 11
 
 
-def record_sweep(
-    suite: Suite, run: Run, out: Path, points: int = POINTS, progress: Progress = SILENT
-) -> dict[str, Any]:
+def record_sweep(suite: Suite, run: Run, out: Path, points: int = POINTS, progress: Progress = SILENT) -> Sweep:
     """Follow the trajectory toward the last arrival of the run's first, longest stream to its end, and keep what it shows.
 
-    The deployed model before that arrival is the one `ode` makes, with the options it has in the run.
+    The deployed model before that arrival is that of `ode`, with the options it has in the run.
     """
     cell = _choose(suite, run)
     rule = make("ode", dict(cell.options) if cell.rule == "ode" else {})
@@ -45,7 +42,7 @@ def record_sweep(
         for name in order:
             accuracies[name].append(suite.accuracy(params, name))
             progress.advance(1)
-    made = {
+    found: Sweep = {
         "suite": suite.name,
         "rule": cell.label if cell.rule == "ode" else "ode",
         "order": order,
@@ -54,8 +51,8 @@ def record_sweep(
         "accuracies": accuracies,
         "trajectory": path.summary(),
     }
-    replace_text(out / SWEEP, json.dumps(made, indent=1) + "\n")
-    return made
+    replace_text(out / SWEEP, json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def _choose(suite: Suite, run: Run) -> Cell:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -18,10 +19,19 @@ from mergeway.trunk import Trunk
 from mergeway.trunk.journal import Folded, Record
 
 
-def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, Any]:
-    """The numbers of a trunk for its page; what can no longer be read is said, not guessed."""
+class Geometry(TypedDict):
+    """How far the deployed models are from the base, how the arrivals' updates lie to each other, and what could not be read."""
+
+    drift: list[dict[str, float]]
+    arrivals: list[dict[str, str | float]]
+    cosines: list[list[float]] | None
+    problems: list[str]
+
+
+def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
+    """The numbers of a trunk for its page; what can no longer be read is reported, not guessed."""
     records, held = trunk.log(), trunk.folded()
-    data: dict[str, Any] = {
+    return {
         "kind": "trunk",
         "title": trunk.path.absolute().name,
         "path": str(trunk.path),
@@ -36,29 +46,29 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, Any]:
             for r in records
             if "trajectory" in r.details
         ],
-        "drift": [],
-        "arrivals": [],
-        "cosines": None,
-        "problems": [],
+        **_geometry(trunk, held, progress),
     }
+
+
+def _geometry(trunk: Trunk, held: Sequence[Folded], progress: Progress) -> Geometry:
     with worker_pool() as pool:
         try:
             base = prepare_base(trunk.deployed(0), pool, progress)
         except MergewayError as problem:
-            data["problems"].append(f"The base cannot be read, so there is no drift and no cosine: {problem}")
-            return data
-        data["drift"] = [{"step": step, "norm": _distance(base, trunk.deployed(step))} for step in data["kept"]]
+            problem_text = f"The base cannot be read, so there is no drift and no cosine: {problem}"
+            return {"drift": [], "arrivals": [], "cosines": None, "problems": [problem_text]}
+        drift = [{"step": step, "norm": _distance(base, trunk.deployed(step))} for step in trunk.kept_steps()]
         readable, problems = _arrivals(base, held, pool, progress)
-    data["problems"] += problems
     gram = _gram(base, readable)
     norms = gram.diagonal().sqrt()
-    data["arrivals"] = [{"task": a.task, "norm": float(n)} for a, n in zip(readable, norms, strict=True)]
-    if len(readable) > 1:
-        data["cosines"] = (gram / norms.outer(norms).clamp_min(1e-300)).tolist()
-    return data
+    cosines = (gram / norms.outer(norms).clamp_min(1e-300)).tolist() if len(readable) > 1 else None
+    arrivals: list[dict[str, str | float]] = [
+        {"task": a.task, "norm": float(n)} for a, n in zip(readable, norms, strict=True)
+    ]
+    return {"drift": drift, "arrivals": arrivals, "cosines": cosines, "problems": problems}
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record(record: Record) -> dict[str, object]:
     shown = ("step", "kind", "result", "time", "task", "source", "digest", "weight", "hash")
     whole = asdict(record)
     return {key: whole[key] for key in shown} | {
@@ -74,7 +84,9 @@ def _distance(base: Base, model: Checkpoint) -> float:
     return sum(float(_difference(base, model.read(n), n).square().sum()) for n in _names(base)) ** 0.5
 
 
-def _arrivals(base: Base, held: Sequence[Folded], pool: Any, progress: Progress) -> tuple[list[Arrival], list[str]]:
+def _arrivals(
+    base: Base, held: Sequence[Folded], pool: Executor, progress: Progress
+) -> tuple[list[Arrival], list[str]]:
     """The arrivals whose sources still hold what was folded, and a sentence for each of the others."""
     found, problems = [], []
     for folded in held:
@@ -95,14 +107,14 @@ def _gram(base: Base, arrivals: Sequence[Arrival]) -> Tensor:
     """⟨δi, δj⟩ of the updates, parameter by parameter."""
     gram = torch.zeros(len(arrivals), len(arrivals), dtype=torch.float64)
     for name in _names(base) if arrivals else ():
-        rows = torch.stack([_difference(base, a.read(name), name).flatten() for a in arrivals])
-        gram += rows @ rows.mT
+        updates = torch.stack([_difference(base, a.read(name), name).flatten() for a in arrivals])
+        gram += updates @ updates.mT
     return gram
 
 
-def _names(base: Base) -> Mapping[str, Any]:
+def _names(base: Base) -> list[str]:
     """Every merged parameter once: a tied one counts under its first name."""
-    return {n: i for n, i in base.merged_infos.items() if n not in base.tied}
+    return [n for n in base.merged_infos if n not in base.tied]
 
 
 def _difference(base: Base, tensor: Tensor, name: str) -> Tensor:

@@ -16,8 +16,8 @@ def cache_root() -> Path:
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mergeway"
 
 
-def kept(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A directory that is made once; two processes that make it at the same time do not mix."""
+def kept(folder: Path, make: Callable[[Path], object]) -> Path:
+    """A directory that is written once; two processes that write it at the same time do not mix."""
     if not folder.exists():
         try:
             with staged(folder) as stage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -14,12 +14,21 @@ from mergeway.checkpoint import check_fits, inspect_checkpoint, open_checkpoint
 from mergeway.errors import OptionError
 
 
-def check_suite(path: str | Path) -> list[dict[str, Any]]:
+class TaskSize(TypedDict):
+    """What a task holds."""
+
+    task: str
+    classes: int
+    train: int
+    test: int
+
+
+def check_suite(path: str | Path) -> list[TaskSize]:
     """Read all of a suite and raise at the first thing that is wrong; says what each task holds."""
     suite = load_suite(path)
     base = open_checkpoint(suite.base)
     seen = inspect_checkpoint(base)
-    rows = []
+    sizes: list[TaskSize] = []
     for task in suite.tasks:
         train, test = (len(suite.samples(task.name, split)) for split in ("train", "test"))
         head = read_head(task.head, suite.model.width)
@@ -31,8 +40,8 @@ def check_suite(path: str | Path) -> list[dict[str, Any]]:
         if task.arrives is not None:
             expert = open_checkpoint(task.arrives, base)
             check_fits(base, seen, expert, inspect_checkpoint(expert))
-        rows.append({"task": task.name, "classes": len(task.labels or head), "train": train, "test": test})
-    return rows
+        sizes.append({"task": task.name, "classes": len(task.labels or head), "train": train, "test": test})
+    return sizes
 
 
 def _check_lengths(path: Path, head: Tensor) -> None:

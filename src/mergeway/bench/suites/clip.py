@@ -1,43 +1,46 @@
 """CLIP from the hub as the parts of a suite: the vision tower as base, text embeddings as heads, fine-tuned towers as experts.
 
-Only the vision encoder is fine-tuned and merged; projection, text tower and heads stay as they are. Everything made here is
-kept in the cache, named after the snapshot it was made from.
+Only the vision encoder is fine-tuned and merged; projection, text tower and heads stay as they are. All results are kept
+in the cache, named after the snapshot they come from.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mergeway.bench.suites.cache import cache_root, kept
+from mergeway.bench.suites.description import ImageSettings
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.source import INDEX, read_json
 from mergeway.checkpoint.writer import save_tensors
 from mergeway.core.files import write_text
 from mergeway.errors import CheckpointError, OptionError
+from mergeway.model.weights import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel
 
 PROJECTION = "visual_projection.weight"
 BATCH = 128  # prompts in one pass of the text tower
 
 
 class Clip:
-    """A CLIP model of the hub, read when something has to be made from it."""
+    """A CLIP model of the hub, read when something of it is needed."""
 
     def __init__(self, repo: str) -> None:
         self.repo = repo
         self.config: Any = self._get("CLIPConfig")
         self.folder = cache_root() / "clip" / f"{repo.split('/')[-1]}-{_commit(repo)[:12]}"
-        self._model: Any = None
+        self._model: CLIPModel | None = None
 
     def base(self) -> Path:
         """The vision tower with its projection, as a model directory."""
@@ -52,15 +55,19 @@ class Clip:
             config.architectures = ["CLIPVisionModelWithProjection"]
             config.save_pretrained(folder)
             scale = float(self._whole().logit_scale.exp())
-            said = {"logit_scale": scale, **self._processor()}
-            write_text(folder / "preprocessor_config.json", json.dumps(said, indent=1) + "\n")
+            settings = {"logit_scale": scale, **self._processor()}
+            write_text(folder / "preprocessor_config.json", json.dumps(settings, indent=1) + "\n")
 
         return kept(self.folder / "base", make)
 
-    def settings(self) -> dict[str, Any]:
-        """What a suite has to be told about the base."""
-        said = read_json(self.base() / "preprocessor_config.json", "the base's preprocessor")
-        return {key: said[key] for key in ("logit_scale", "image_mean", "image_std")}
+    def settings(self) -> ImageSettings:
+        """What suite.json says of the base."""
+        found = read_json(self.base() / "preprocessor_config.json", "the base's preprocessor")
+        return {
+            "logit_scale": found["logit_scale"],
+            "image_mean": found["image_mean"],
+            "image_std": found["image_std"],
+        }
 
     def head(self, name: str, classes: Sequence[str], templates: Sequence[str]) -> Path:
         """The zero-shot head: each class's prompts embedded, normalised, averaged over the templates, normalised again."""
@@ -103,7 +110,7 @@ class Clip:
 
     def _embed(self, prompts: Sequence[str]) -> Tensor:
         model, tokenizer = self._whole(), self._get("CLIPTokenizerFast")
-        made = []
+        features = []
         with torch.no_grad():
             for start in range(0, len(prompts), BATCH):
                 texts = tokenizer(
@@ -112,16 +119,17 @@ class Clip:
                 pooled = model.text_model(
                     input_ids=texts["input_ids"], attention_mask=texts["attention_mask"]
                 ).pooler_output
-                made.append(functional.normalize(model.text_projection(pooled), dim=-1))
-        return torch.cat(made)
+                features.append(functional.normalize(model.text_projection(pooled), dim=-1))
+        return torch.cat(features)
 
-    def _processor(self) -> dict[str, Any]:
-        said = self._get("CLIPImageProcessorPil", "CLIPImageProcessor")
-        return {"image_mean": list(said.image_mean), "image_std": list(said.image_std)}
+    def _processor(self) -> dict[str, list[float]]:
+        processor = self._get("CLIPImageProcessorPil", "CLIPImageProcessor")
+        return {"image_mean": list(processor.image_mean), "image_std": list(processor.image_std)}
 
-    def _whole(self) -> Any:
+    def _whole(self) -> CLIPModel:
         if self._model is None:
-            self._model = self._get("CLIPModel").float().eval().requires_grad_(False)
+            model: CLIPModel = self._get("CLIPModel").float().eval().requires_grad_(False)
+            self._model = model
         return self._model
 
     def _get(self, *kinds: str) -> Any:
@@ -130,7 +138,7 @@ class Clip:
 
         kind = next(getattr(transformers, k) for k in kinds if hasattr(transformers, k))
         try:
-            with quietly():
+            with quiet_transformers():
                 return kind.from_pretrained(self.repo, trust_remote_code=False)
         except (OSError, ValueError) as problem:
             raise OptionError(
@@ -144,22 +152,6 @@ def _commit(repo: str) -> str:
 
     found = try_to_load_from_cache(repo, "config.json")
     return Path(found).parent.name if isinstance(found, str) else "unknown"
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without the library's warnings and bars."""
-    from transformers.utils import logging as chatter
-
-    level = chatter.get_verbosity()
-    chatter.set_verbosity_error()
-    chatter.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        chatter.set_verbosity(level)
 
 
 def _download(repo: str) -> Path:

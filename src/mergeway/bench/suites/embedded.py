@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from mergeway.bench.suites.description import SuiteJson
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError, suggest
 
@@ -18,7 +18,7 @@ def embedded(name: str) -> Path:
     return Path(__file__).parent / name
 
 
-def build_suite(name: str, out: Path, progress: Progress = SILENT) -> dict[str, Any]:
+def build_suite(name: str, out: Path, progress: Progress = SILENT) -> SuiteJson:
     """Train an embedded suite anew into a directory and return its description."""
     embedded(name)
     from mergeway.bench.suites.digits import build

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from mergeway.bench.suites.cache import cache_root, kept
+from mergeway.bench.suites.description import SuiteJson
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.split import Part, class_parts, task_row
 from mergeway.bench.suites.written import MNIST, SIDE, read_mnist, written_parts
@@ -26,7 +26,7 @@ INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
 # The paper's 1e-5 is for CLIP. These are the rates, of those tried, at which plain fine-tuning of task after task does best
 # on a fifth of the training data that was held out; every method and the alignment take them. docs/benchmarks.md tells more.
 RATES = {"split-mnist": 3e-5, "rotated-digits": 3e-4}
-VERSION = 4  # of what is written: a new one is made anew
+VERSION = 4  # of what is written; a new number is written again
 
 
 def incremental(name: str) -> Path:
@@ -34,7 +34,7 @@ def incremental(name: str) -> Path:
     return kept(cache_root() / "suites" / f"{name}-{VERSION}", lambda folder: write_incremental(name, folder))
 
 
-def write_incremental(name: str, folder: Path) -> None:
+def write_incremental(name: str, folder: Path) -> SuiteJson:
     """Write the suite. It stands by itself: the package it came from may be gone when it is used."""
     x, y = read_mnist()
     train, test = written_parts(len(y))
@@ -42,19 +42,22 @@ def write_incremental(name: str, folder: Path) -> None:
     parts = class_parts(10, 5) if name == "split-mnist" else [Part(f"{angle:+d}" if angle else "0") for angle in ANGLES]
     make_directory(folder / "data")
     for number, part in enumerate(parts):
-        arrays: dict[str, Any] = {}
+        arrays = {}
         for split, index in (("train", train), ("test", test)):
-            rows = index if part.labels is None else index[np.isin(y[index], part.labels)]
-            pictures = x[rows] if part.labels is not None else turn(x[rows], ANGLES[number])
-            arrays |= {f"x_{split}": pictures, f"y_{split}": y[rows].astype(np.uint8)}
+            chosen = index if part.labels is None else index[np.isin(y[index], part.labels)]
+            pictures = x[chosen] if part.labels is not None else turn(x[chosen], ANGLES[number])
+            arrays |= {f"x_{split}": pictures, f"y_{split}": y[chosen].astype(np.uint8)}
         np.savez_compressed(folder / "data" / f"{part.name}.npz", **arrays)
-    digits = json.loads((root / "suite.json").read_text(encoding="utf-8"))
+    digits: SuiteJson = json.loads((root / "suite.json").read_text(encoding="utf-8"))
     shutil.copytree(root / "base", folder / "base")
     copy_file(root / "heads" / "mnist.safetensors", folder / "head.safetensors")
-    suite = {
+    suite: SuiteJson = {
         "name": name,
         "protocol": INCREMENTAL[name],
-        **{key: digits[key] for key in ("kind", "logit_scale", "image_mean", "image_std")},
+        "kind": digits["kind"],
+        "logit_scale": digits["logit_scale"],
+        "image_mean": digits["image_mean"],
+        "image_std": digits["image_std"],
         "base": "base",
         "source": MNIST,
         "training": {"epochs": 1, "lr": RATES[name]},
@@ -62,6 +65,7 @@ def write_incremental(name: str, folder: Path) -> None:
         "tasks": [task_row(part, f"data/{part.name}.npz", "head.safetensors") for part in parts],
     }
     write_text(folder / "suite.json", json.dumps(suite, indent=1) + "\n")
+    return suite
 
 
 def turn(x: np.ndarray, degrees: float) -> np.ndarray:

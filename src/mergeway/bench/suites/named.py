@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mergeway.bench.suites.cache import cache_root
 from mergeway.bench.suites.clip import Clip
-from mergeway.bench.suites.datasets import known_datasets
+from mergeway.bench.suites.datasets import Reading, known_datasets
+from mergeway.bench.suites.description import SuiteJson, TaskJson
 from mergeway.bench.suites.embedded import EMBEDDED, embedded
 from mergeway.bench.suites.handwritten import INCREMENTAL, incremental, write_incremental
 from mergeway.bench.suites.split import class_parts, completed, hub_parts, task_row
 from mergeway.checkpoint.directory import staged_directory
-from mergeway.checkpoint.source import read_json
 from mergeway.core.files import make_directory, replace_text
 from mergeway.errors import OptionError, suggest
 
@@ -48,7 +48,7 @@ class Recipe:
 
 def recipes() -> dict[str, Recipe]:
     """All suites that are made from the hub."""
-    made = [
+    found = [
         Recipe(f"clip-vit-{short}-{n}", "task", BACKBONES[short], CLIP_TASKS[:n], n)
         for short in BACKBONES
         for n in (8, 14, 20)
@@ -56,9 +56,9 @@ def recipes() -> dict[str, Recipe]:
     backbone = BACKBONES[INCREMENTAL_BACKBONE]
     for name, counts in SPLITS.items():
         dataset = "stanford-cars" if name == "cars" else name
-        made += [Recipe(f"{name}-{n}", "cil", backbone, (dataset,), n) for n in counts]
-    made += [Recipe(name, "dil", backbone, (name,)) for name in DOMAINS]
-    return {recipe.name: recipe for recipe in made}
+        found += [Recipe(f"{name}-{n}", "cil", backbone, (dataset,), n) for n in counts]
+    found += [Recipe(name, "dil", backbone, (name,)) for name in DOMAINS]
+    return {recipe.name: recipe for recipe in found}
 
 
 def named(name: str) -> Path:
@@ -79,20 +79,17 @@ def suite_directory(where: str) -> Path:
 
 def build_named(
     name: str, out: Path, data: str | None = None, experts: Path | None = None, classifier: str = "head"
-) -> dict[str, Any]:
+) -> SuiteJson:
     """Write a suite that is not trained here into a directory of one's own, with experts of one's own."""
     if name in INCREMENTAL and data:
         raise OptionError(f"--data: {name} has data of its own; cut another dataset with 'mergeway suites split'")
     if name not in INCREMENTAL and _recipe(name).protocol == "task" and (data or experts or classifier != "head"):
         raise OptionError(f"{name}: --data, --experts and --classifier are for cil and dil suites")
     with staged_directory(out) as stage:
-        if name in INCREMENTAL:
-            write_incremental(name, stage)
-        else:
-            write_recipe(_recipe(name), stage, data)
-        made = completed(read_json(stage / "suite.json", "the suite"), experts, classifier)
-        _replace(stage / "suite.json", made)
-    return made
+        built = write_incremental(name, stage) if name in INCREMENTAL else write_recipe(_recipe(name), stage, data)
+        suite = completed(built, experts, classifier)
+        _replace(stage / "suite.json", suite)
+    return suite
 
 
 def _recipe(name: str) -> Recipe:
@@ -103,62 +100,75 @@ def _recipe(name: str) -> Recipe:
     return known[name]
 
 
-def write_recipe(recipe: Recipe, folder: Path, data: str | None = None) -> dict[str, Any]:
+def write_recipe(recipe: Recipe, folder: Path, data: str | None = None) -> SuiteJson:
     """Write a suite of the hub into a directory: base, heads and experts stay in the cache, data in the hub's own."""
     clip = Clip(recipe.backbone)
     make_directory(folder / "data")
-    rows = _own_heads(recipe, clip, folder) if recipe.protocol == "task" else _shared_head(recipe, clip, folder, data)
-    suite = {
+    own = recipe.protocol == "task"
+    suite: SuiteJson = {
         "name": recipe.name,
         "kind": "clip-vision",
-        **({} if recipe.protocol == "task" else {"protocol": recipe.protocol}),
         "base": str(clip.base().resolve()),
         **clip.settings(),
-        **({"training": {"epochs": 30}} if recipe.protocol == "cil" and recipe.datasets[0] in LONGER else {}),
-        "tasks": rows,
+        "tasks": _own_heads(recipe, clip, folder) if own else _shared_head(recipe, clip, folder, data),
     }
+    if not own:
+        suite["protocol"] = recipe.protocol
+    if recipe.protocol == "cil" and recipe.datasets[0] in LONGER:
+        suite["training"] = {"epochs": 30}
     _replace(folder / "suite.json", suite)
     return suite
 
 
-def _own_heads(recipe: Recipe, clip: Clip, folder: Path) -> list[dict[str, Any]]:
+def _own_heads(recipe: Recipe, clip: Clip, folder: Path) -> list[TaskJson]:
     """Tasks with experts and heads of their own, as FusionBench has them."""
-    rows = []
+    tasks: list[TaskJson] = []
     for name in recipe.datasets:
         known = known_datasets()[name]
         assert known.classes is not None
         _replace(folder / "data" / f"{name}.json", known.reading)
         expert = clip.expert(f"tanganke/{recipe.backbone.split('/')[-1]}_{name}")
         head = clip.head(name, known.classes, known.templates)
-        files = {"expert": str(expert.resolve()), "data": f"data/{name}.json", "head": str(head.resolve())}
-        rows.append({"name": name, **files, "classes": len(known.classes)})
-    return rows
+        tasks.append(
+            {
+                "name": name,
+                "expert": str(expert.resolve()),
+                "data": f"data/{name}.json",
+                "head": str(head.resolve()),
+                "classes": len(known.classes),
+            }
+        )
+    return tasks
 
 
-def _shared_head(recipe: Recipe, clip: Clip, folder: Path, data: str | None) -> list[dict[str, Any]]:
+def _shared_head(recipe: Recipe, clip: Clip, folder: Path, data: str | None) -> list[TaskJson]:
     """Tasks cut from one dataset; their experts are left to be fine-tuned."""
     known = known_datasets()[recipe.datasets[0]]
-    said = {**known.reading, "dataset": data or known.reading["dataset"]}
-    if said["dataset"] is None:
+    reading: Reading = {**known.reading, "dataset": data or known.reading["dataset"]}
+    if reading["dataset"] is None:
         raise OptionError(
             f"{recipe.name}: no dataset of the hub is known to hold it; make it with 'mergeway suites build {recipe.name} --data ID' from one with the columns image, label and domain"
         )
     if known.classes is None or known.domain:
-        parts, classes = hub_parts(said, recipe.tasks, known.domain)
+        parts, classes = hub_parts(reading["dataset"], reading, recipe.tasks, known.domain)
     else:
         parts, classes = class_parts(len(known.classes), recipe.tasks or 1), known.classes
     readable = classes if known.classes else [c.replace("_", " ") for c in classes]
     head = str(clip.head(known.name, readable, known.templates).resolve())
     # The names matter where the labels are words; elsewhere they only tell what the numbers mean.
-    shared = {**said, "names": classes}
-    rows = []
+    shared: Reading = {**reading, "names": classes}
+    tasks: list[TaskJson] = []
     for part in parts:
-        confined = {"labels": part.labels} if known.domain is None else {"where": {known.domain: part.domain}}
-        _replace(folder / "data" / f"{part.name}.json", {**shared, **confined})
-        rows.append(task_row(part, f"data/{part.name}.json", head))
-    return rows
+        own: Reading = (
+            {**shared, "labels": part.labels}
+            if known.domain is None
+            else {**shared, "where": {known.domain: part.domain}}
+        )
+        _replace(folder / "data" / f"{part.name}.json", own)
+        tasks.append(task_row(part, f"data/{part.name}.json", head))
+    return tasks
 
 
-def _replace(path: Path, value: dict[str, Any]) -> None:
+def _replace(path: Path, value: Mapping[str, object]) -> None:
     """Write a file whole or not at all: two processes may make the same suite."""
     replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

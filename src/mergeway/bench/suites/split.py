@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from mergeway.bench.suite import mean_features
+from mergeway.bench.suites.datasets import Reading
+from mergeway.bench.suites.description import SuiteJson, TaskJson
 from mergeway.calibration.description import CLASSIFIERS
 from mergeway.calibration.hub import LABEL_COLUMNS, class_names, column_of, load_split, pick_column
 from mergeway.calibration.labelled import Labelled, read_labelled
@@ -25,7 +26,7 @@ from mergeway.core.files import copy_file, write_text
 from mergeway.errors import OptionError, suggest
 from mergeway.model.kinds import ClipVision, kind_of, make_model
 
-WAYS = ("classes", "domains")
+CUTS = ("classes", "domains")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Part:
 
     name: str
     labels: list[int] | None = None
-    domain: Any = None
+    domain: int | str | None = None
 
 
 def class_parts(classes: int, tasks: int, seed: int | None = None) -> list[Part]:
@@ -48,9 +49,9 @@ def class_parts(classes: int, tasks: int, seed: int | None = None) -> list[Part]
     return [Part(name, [int(c) for c in chunk]) for name, chunk in zip(names, chunks, strict=True)]
 
 
-def domain_parts(values: Sequence[Any], names: Sequence[str] | None = None) -> list[Part]:
-    """One task for each domain, in the order of their names."""
-    shown: dict[Any, str] = {v: str(names[v]) if names else str(v) for v in values}
+def domain_parts(values: Sequence[int | str], names: Sequence[str] | None = None) -> list[Part]:
+    """One task for each domain, in the order of their names; where there are names, the values are their places."""
+    shown = {v: str(names[int(v)]) if names else str(v) for v in values}
     return [Part(shown[v].replace(" ", "-").replace("/", "-"), domain=v) for v in sorted(shown, key=lambda v: shown[v])]
 
 
@@ -66,29 +67,29 @@ def split_suite(
     domain: str = "domain",
     experts: str | Path | None = None,
     classifier: str = "head",
-) -> dict[str, Any]:
+) -> SuiteJson:
     """Cut a labelled image dataset into a class- or domain-incremental suite and return its description.
 
     DATA is an .npz or .parquet file, a folder of images, or a dataset of the hub. Without a head, the frozen head is the
     mean feature of each class under the base.
     """
-    if by not in WAYS:
-        raise OptionError(f"--by '{by}': {suggest(by, WAYS)}")
+    if by not in CUTS:
+        raise OptionError(f"--by '{by}': {suggest(by, CUTS)}")
     base, out = Path(base).resolve(), Path(out)
     if not base.is_dir():
         raise OptionError(f"{base}: the base must be a model directory")
     if head is not None and not Path(head).is_file():
         raise OptionError(f"{head}: no such file")
     with staged_directory(out) as stage:
-        made = _write(data, stage, base, by, tasks, seed, Path(head) if head else None, domain)
-        made = completed({"name": out.name, **made}, experts, classifier)
-        write_text(stage / "suite.json", json.dumps(made, indent=1) + "\n")
-    return made
+        suite = _write(data, out.name, stage, base, by, tasks, seed, Path(head) if head else None, domain)
+        suite = completed(suite, experts, classifier)
+        write_text(stage / "suite.json", json.dumps(suite, indent=1) + "\n")
+    return suite
 
 
 def _write(
-    data: str, stage: Path, base: Path, by: str, tasks: int, seed: int | None, head: Path | None, domain: str
-) -> dict[str, Any]:
+    data: str, name: str, stage: Path, base: Path, by: str, tasks: int, seed: int | None, head: Path | None, domain: str
+) -> SuiteJson:
     shared = stage / "head.safetensors"
     model = make_model(base, kind_of(base, head))
     if not isinstance(model, ClipVision):
@@ -103,39 +104,47 @@ def _write(
     (stage / "data").mkdir()
     for part in parts:
         _write_part(stage / "data" / f"{part.name}.npz", read, part)
+    settings = kind_of(base, shared)
     return {
+        "name": name,
         "protocol": "cil" if by == "classes" else "dil",
         "base": str(base),
-        **kind_of(base, shared),
+        "kind": model.kind,
+        "logit_scale": settings["logit_scale"],
+        "image_mean": settings["image_mean"],
+        "image_std": settings["image_std"],
         "tasks": [task_row(part, f"data/{part.name}.npz", "head.safetensors") for part in parts],
     }
 
 
-def task_row(part: Part, data: str, head: str) -> dict[str, Any]:
+def task_row(part: Part, data: str, head: str) -> TaskJson:
     """A task's entry in suite.json."""
-    row: dict[str, Any] = {"name": part.name, "data": data, "head": head}
-    return row | ({"labels": part.labels} if part.labels is not None else {})
+    task: TaskJson = {"name": part.name, "data": data, "head": head}
+    if part.labels is not None:
+        task["labels"] = part.labels
+    return task
 
 
-def completed(suite: dict[str, Any], experts: str | Path | None, classifier: str) -> dict[str, Any]:
+def completed(suite: SuiteJson, experts: str | Path | None, classifier: str) -> SuiteJson:
     """A suite's description with its experts, found by their tasks' names, and its classifier."""
     if classifier not in CLASSIFIERS:
         raise OptionError(f"--classifier '{classifier}': {suggest(classifier, CLASSIFIERS)}")
-    rows = suite["tasks"]
+    suite = suite.copy()
     if experts is not None:
         root = Path(experts).resolve()
-        for row in rows:
-            if not (root / row["name"]).exists():
-                raise OptionError(f"{root}: has no expert of task '{row['name']}'; expected {root / row['name']}")
-        rows = [{**row, "expert": str(root / row["name"])} for row in rows]
-    chosen = {"classifier": classifier} if classifier != "head" else {}
-    return {**suite, **chosen, "tasks": rows}
+        for task in suite["tasks"]:
+            if not (root / task["name"]).exists():
+                raise OptionError(f"{root}: has no expert of task '{task['name']}'; expected {root / task['name']}")
+        suite["tasks"] = [{**task, "expert": str(root / task["name"])} for task in suite["tasks"]]
+    if classifier != "head":
+        suite["classifier"] = classifier
+    return suite
 
 
-def hub_parts(said: dict[str, Any], tasks: int | None, domain: str | None) -> tuple[list[Part], list[str]]:
+def hub_parts(dataset: str, reading: Reading, tasks: int | None, domain: str | None) -> tuple[list[Part], list[str]]:
     """The tasks of a dataset of the hub, by classes or by a domain column, and its class names."""
-    rows = load_split(said["dataset"], said.get("config"), said.get("train", "train"))
-    names = class_names(rows, pick_column(said["dataset"], rows, said.get("label"), LABEL_COLUMNS))
+    rows = load_split(dataset, reading.get("config"), reading.get("train", "train"))
+    names = class_names(rows, pick_column(dataset, rows, reading.get("label"), LABEL_COLUMNS))
     if domain is None:
         return class_parts(len(names), tasks or 1), names
     values = np.unique(column_of(rows, domain)).tolist()
@@ -145,10 +154,10 @@ def hub_parts(said: dict[str, Any], tasks: int | None, domain: str | None) -> tu
 def _write_part(path: Path, read: Labelled, part: Part) -> None:
     arrays = {}
     for split, (x, y, d) in read.splits.items():
-        rows = np.isin(y, part.labels) if part.labels is not None else d == part.domain
-        if not rows.any():
+        chosen = np.isin(y, part.labels) if part.labels is not None else d == part.domain
+        if not chosen.any():
             raise OptionError(f"{read.source}: task '{part.name}' would have no {split} images; make fewer tasks")
-        arrays |= {f"x_{split}": x[rows], f"y_{split}": y[rows]}
+        arrays |= {f"x_{split}": x[chosen], f"y_{split}": y[chosen]}
     np.savez_compressed(path, **arrays)
 
 

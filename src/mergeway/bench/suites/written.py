@@ -112,7 +112,7 @@ def make_examples() -> dict[str, Examples]:
     parted = {}
     for source, (x, y), tests in ((MNIST, read_mnist(), MNIST_TESTS), (UCI, _read_uci(), TEST)):
         parted[source] = (x, y, *written_parts(len(y), tests))
-    made = {}
+    found = {}
     for number, task in enumerate(TASKS):
         rng = np.random.default_rng(100 + number)
         x, y, train, test = parted[task.source]
@@ -120,14 +120,14 @@ def make_examples() -> dict[str, Examples]:
         classes = np.array(task.ask)[y]
         written = x[train]
         pictures = np.concatenate([written, _shift(written, rng), _shift(written, rng)])
-        made[task.name] = Examples(
+        found[task.name] = Examples(
             torch.from_numpy(task.change(pictures, rng)),
             torch.from_numpy(np.tile(classes[train], 3)),
             torch.from_numpy(task.change(x[test], rng)),
             torch.from_numpy(classes[test]),
             len(train),
         )
-    return made
+    return found
 
 
 def written_parts(count: int, tests: int = MNIST_TESTS) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +159,7 @@ def _read_uci() -> tuple[Images, np.ndarray]:
 
 
 def _shift(x: Images, rng: Generator, most: int = 2) -> Images:
-    """Every picture moved by up to two pixels each way."""
+    """Every picture moved by up to two pixels in each direction."""
     wide = np.pad(x, ((0, 0), (most, most), (most, most)))
     corners = rng.integers(0, 2 * most + 1, (len(x), 2))
     return np.stack([w[a : a + SIDE, b : b + SIDE] for w, (a, b) in zip(wide, corners, strict=True)])
