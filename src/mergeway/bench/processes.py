@@ -47,7 +47,7 @@ def process_cells(
             f"--jobs {jobs}: a worker process was killed, perhaps because memory ran out; try fewer jobs, and go on with --resume where there is an --out"
         ) from None
     finally:
-        # After a mistake in one stream nobody waits for the others: what is under way ends with its fold.
+        # After a mistake in one stream, do not wait for the others: what is under way ends with its fold.
         enough.set()
         pool.shutdown(cancel_futures=True)
 

@@ -103,7 +103,7 @@ def mean_features(
     for task in tasks:
         require_labels(task, "class means need them")
         for start in range(0, len(task), 64):
-            rows = task.rows(slice(start, start + 64))
-            sums.index_add_(0, rows.labels, model.features(params, rows.inputs))
-            counts.index_add_(0, rows.labels, torch.ones(len(rows)))
+            samples = task.rows(slice(start, start + 64))
+            sums.index_add_(0, samples.labels, model.features(params, samples.inputs))
+            counts.index_add_(0, samples.labels, torch.ones(len(samples)))
     return functional.normalize(sums, dim=-1), counts > 0

@@ -41,7 +41,7 @@ def _methods(study: Study, name: str, kind: str) -> Table:
     rows = [row("Θ(1)", "zero-shot"), row("all data", "joint"), *mark_best([*merged, *tuned])]
     title = f"A_N of every method, {study.longest} {kind} tasks of {study.suite.name}"
     columns = ("memory", "method", "frozen head", "nearest mean")
-    return Table(name, title, columns, rows, _said(study), (2, 2 + len(merged)))
+    return Table(name, title, columns, rows, _note(study), (2, 2 + len(merged)))
 
 
 def ablation(study: Study) -> Table:
@@ -72,7 +72,7 @@ def ablation(study: Study) -> Table:
     shown = {"head": "frozen head", "nearest-mean": "nearest mean"}
     title = f"What each stage adds, {study.longest} tasks of {study.suite.name}, {shown[classifier]}"
     columns = ("FT", "merge", "tangent", "align", *tasks, "A_N", "gain", f"A_N, {shown[other]}")
-    note = f"{_said(study)} Gain: over the row above, within each seed. 'line' merges by plain interpolation at the same λ."
+    note = f"{_note(study)} Gain: over the row above, within each seed. 'line' merges by plain interpolation at the same λ."
     return Table("holistic-4", title, columns, rows, note, (len(first),))
 
 
@@ -85,7 +85,7 @@ def _marks(name: str) -> list[Entry]:
     return ["✓", during, "✓" if stages.tangent else "", "✓" if stages.align else ""]
 
 
-def _said(study: Study) -> str:
+def _note(study: Study) -> str:
     training, alignment = settings_of(study.suite, 0)
     count = study.orders
     return (

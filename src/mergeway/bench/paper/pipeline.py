@@ -107,7 +107,7 @@ class Stream:
         params = self.base
         with tempfile.TemporaryDirectory() as folder:
             for task in self.tasks:
-                # After the last task nobody asks for the Fisher information.
+                # After the last task the Fisher information is not needed.
                 out = Path(folder) / task if task != self.tasks[-1] else None
                 params = finetune(self.suite, task, out, training, start=start).params
                 start = out

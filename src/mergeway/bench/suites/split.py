@@ -143,12 +143,12 @@ def completed(suite: SuiteJson, experts: str | Path | None, classifier: str) -> 
 
 def hub_parts(dataset: str, reading: Reading, tasks: int | None, domain: str | None) -> tuple[list[Part], list[str]]:
     """The tasks of a dataset of the hub, by classes or by a domain column, and its class names."""
-    rows = load_split(dataset, reading.get("config"), reading.get("train", "train"))
-    names = class_names(rows, pick_column(dataset, rows, reading.get("label"), LABEL_COLUMNS))
+    train = load_split(dataset, reading.get("config"), reading.get("train", "train"))
+    names = class_names(train, pick_column(dataset, train, reading.get("label"), LABEL_COLUMNS))
     if domain is None:
         return class_parts(len(names), tasks or 1), names
-    values = np.unique(column_of(rows, domain)).tolist()
-    return domain_parts(values, getattr(rows.features[domain], "names", None)), names
+    values = np.unique(column_of(train, domain)).tolist()
+    return domain_parts(values, getattr(train.features[domain], "names", None)), names
 
 
 def _write_part(path: Path, read: Labelled, part: Part) -> None:
