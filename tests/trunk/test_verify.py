@@ -210,3 +210,30 @@ def test_what_is_verified_is_what_is_deployed(trunk):
         torch.equal(t, load_file(trunk / "steps" / "000004" / "model.safetensors")[n])
         for n, t in opened.params().items()
     )
+
+
+def test_a_digest_kept_elsewhere_tells_a_forged_history(stream, tmp_path, call):
+    """Two intact trunks that differ in one arrival: only the digest that `add` printed tells which is ours."""
+    s = stream(3)
+    ours, forged = tmp_path / "ours", tmp_path / "forged"
+    for path, arrivals in ((ours, s.arrivals[:2]), (forged, s.arrivals[1:])):
+        call("init", path, "--base", s.base, "--rule", "average").ok()
+        printed = [call("add", path, arrival).ok().out for arrival in arrivals]
+        if path is ours:
+            heads = [text.split("head")[1].split()[0] for text in printed]
+    assert heads == [r.hash for r in mw.Trunk.open(ours).log()[1:]]
+    for step, digest in enumerate(heads, 1):  # an earlier one stays good: the journal only grows
+        assert f"the digest given is that of step {step}" in call("verify", ours, "--against", digest).ok().out
+    call("verify", forged).ok()
+    line = call("verify", forged, "--against", heads[-1]).mistake()
+    assert "journal.jsonl: no record has the digest" in line and "another history" in line
+    assert call("verify", forged, "--against", heads[0], "--json").code == 2
+    # A head in the digest's own words, a journal cut back to its first records: told apart too.
+    lines = (ours / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (ours / "journal.jsonl").write_bytes(b"".join(lines[:2]))
+    (ours / "head").write_text(f"1 {heads[0]}\n")
+    shutil.rmtree(ours / "steps" / "000002")
+    call("verify", ours).ok()
+    assert "cut off" in call("verify", ours, "--against", heads[1]).mistake()
+    for bad in ("", "12ab", heads[0][:-1], heads[0].upper(), "-1"):
+        assert "64 hexadecimal digits" in call("verify", ours, f"--against={bad}").mistake()

@@ -104,7 +104,8 @@ class FileWriter:
             if sync and not team().lead:
                 os.fsync(self._fd)
         found = self._digests()
-        self._close()
+        with writing(self.path):
+            self._close()
         return {"": hashlib.sha256(self._head).hexdigest(), **found}
 
     def _digests(self) -> dict[str, str]:

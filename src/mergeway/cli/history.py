@@ -102,7 +102,17 @@ def memory(trunk: TrunkPath, as_json: Json = False) -> None:
 
 
 @app.command(rich_help_panel=DEPLOY)
-def verify(trunk: TrunkPath, threads: Threads = None, as_json: Json = False) -> int:
+def verify(
+    trunk: TrunkPath,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="DIGEST", help="The head that 'add' printed, kept elsewhere.", show_default=False
+        ),
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> int:
     """Check every byte of the trunk, and its base, against the journal."""
     import sys
 
@@ -111,15 +121,17 @@ def verify(trunk: TrunkPath, threads: Threads = None, as_json: Json = False) -> 
 
     with progress() as bar:
         opened = Trunk.open(trunk, threads=threads, progress=bar)
-        problems = opened.verify()
+        problems = opened.verify(against)
     if as_json:
         print_json({"trunk": str(trunk), "intact": not problems, "problems": problems})
     else:
         for problem in problems:
             print(f"error: {printable(problem)}", file=sys.stderr)
         if not problems:
+            records = opened.log()
+            given = "".join(f"; the digest given is that of step {r.step}" for r in records if r.hash == against)
             console().print(
-                f"{trunk}: intact, {len(opened.log())} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}",
+                f"{trunk}: intact, {len(records)} records, snapshots of steps {', '.join(map(str, opened.kept_steps()))}{given}",
                 markup=False,
             )
     return 2 if problems else 0

@@ -18,7 +18,7 @@ def print_record(record: Record, as_json: bool) -> None:
         return
     out = console()
     out.print(headline(record))
-    for name, value in lines_of(record):
+    for name, value in [*lines_of(record), ("head", record.hash)]:
         out.print(f"    {name:<8} {value}", markup=False)
 
 

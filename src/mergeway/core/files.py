@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def flush(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        _close(fd)
 
 
 def flush_tree(root: Path) -> None:
@@ -98,20 +99,20 @@ def append(path: Path, data: bytes, end: int) -> None:
                 os.fsync(fd)
             raise
     finally:
-        os.close(fd)
+        _close(fd)
 
 
-def write_beside(path: Path, content: str | bytes) -> Path:
-    """The new content of a small file, flushed and beside it, ready to be renamed; nothing is left when that fails."""
+def replace_unsure(path: Path, content: bytes) -> None:
+    """Write a small file whole or not at all, without waiting for its name: a power cut may bring the old one back."""
     new = _beside(path)
     try:
         with writing(path):
-            new.write_bytes(content.encode() if isinstance(content, str) else content)
+            new.write_bytes(content)
             flush(new)
+            os.rename(new, path)
     except BaseException:
         _remove(new)
         raise
-    return new
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -123,11 +124,17 @@ def replace_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """The name to write a file under; the file takes its place when the block ends well, and vanishes when it does not."""
+    _sweep(path)
     new = _beside(path)
     try:
         with writing(path):
             yield new
-            place(new, path)
+            flush_tree(new)
+            os.rename(new, path)
+            try:
+                flush(path.parent)
+            except OSError as problem:
+                raise unsure(path, problem) from None
     except BaseException:
         _remove(new)
         raise
@@ -146,6 +153,40 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         for new in reversed(missing):
             flush(new.parent)
+
+
+def unsure(path: Path, problem: OSError) -> CheckpointError:
+    """What is to be said when something has its name, and nobody knows whether it will keep it."""
+    return CheckpointError(f"{path}: is written, but a power cut now could undo it ({problem.strerror or problem})")
+
+
+def alive(pid: int) -> bool:
+    """Whether another process has this number."""
+    if pid == os.getpid():  # in a container, a process that was killed may have had our number
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left of this file."""
+    found = re.compile(rf"{re.escape(path.name)}\.(\d+)\.new")
+    with contextlib.suppress(OSError):
+        for left in path.parent.iterdir():
+            match = found.fullmatch(left.name)
+            if match and not alive(int(match[1])):
+                _remove(left)
+
+
+def _close(fd: int) -> None:
+    """What was flushed is on the disk, whatever closing it says."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def _beside(path: Path) -> Path:

@@ -8,10 +8,10 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mergeway.core.files import flush, flush_tree, make_directory, writing
+from mergeway.core.files import alive, flush, flush_tree, make_directory, unsure, writing
 from mergeway.core.ranks import ALONE, Team
 
 _RENAME_EXCHANGE = 2  # linux/fs.h
@@ -50,19 +50,23 @@ def _place_directory(stage: Path, out: Path, replace: bool) -> None:
         if not (replace and out.exists()):
             flush_tree(stage)
             os.rename(stage, out)
-            try:
-                flush(out.parent)
-            except OSError:
-                os.rename(out, stage)
-                raise
+            _flush_or_undo(out, lambda: os.rename(out, stage))
             return
         flush_tree(stage)
         swap(stage, out)
+        _flush_or_undo(out, lambda: swap(stage, out))
+
+
+def _flush_or_undo(out: Path, undo: Callable[[], None]) -> None:
+    """Make sure of a name that was just given, or take it back; what cannot be taken back either is there."""
+    try:
+        flush(out.parent)
+    except OSError as problem:
         try:
-            flush(out.parent)
+            undo()
         except OSError:
-            swap(stage, out)
-            raise
+            raise unsure(out, problem) from None
+        raise
 
 
 def swap(new: Path, old: Path) -> None:
@@ -104,21 +108,9 @@ def restore(out: Path) -> None:
         beside = list(out.parent.iterdir()) if out.parent.is_dir() else []
         for left in beside:
             match = found.fullmatch(left.name)
-            if not match or _alive(int(match[2])):
+            if not match or alive(int(match[2])):
                 continue
             if match[1] == "replaced" and not out.exists():
                 os.rename(left, out)
             else:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():  # in a container, a process that was killed may have had our number
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True

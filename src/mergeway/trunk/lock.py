@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -51,5 +52,6 @@ class WriterLock:
     def release(self) -> None:
         """Give the lock up, if it is held."""
         if self._fd is not None:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # the file is empty: nothing in it can be lost
+                os.close(self._fd)
             self._fd = None

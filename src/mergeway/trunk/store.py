@@ -26,7 +26,7 @@ from pathlib import Path
 
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.checkpoint.source import JsonObject
-from mergeway.core.files import append, copy_file, place, reading, write_beside, write_text, writing
+from mergeway.core.files import append, copy_file, place, reading, replace_unsure, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
 from mergeway.errors import CheckpointError, MergewayError, TrunkError
@@ -178,16 +178,17 @@ class Store:
         line = (record.line() + "\n").encode()
         step = self.snapshot(record.step)
         try:
-            with writing(self.path):
-                if stage is not None:
-                    place(stage, step)
-                append(self.journal_path, line, point.end)
+            if stage is not None:
+                place(stage, step)
+            append(self.journal_path, line, point.end)
         except BaseException as problem:
             if self.journal_path.stat().st_size < point.end + len(line):
                 shutil.rmtree(step, ignore_errors=True)  # a snapshot without a record is a leftover
-                raise
+                with writing(self.path):
+                    raise
+            cause = getattr(problem, "strerror", None) or repr(problem)
             raise TrunkError(
-                f"step {record.step} is committed, but a power cut now could undo it ({problem})"
+                f"{self.path}: step {record.step} is committed, but a power cut now could undo it ({cause})"
             ) from None
         committed.append(record.step)
         self._write_head(point, record)
@@ -198,7 +199,7 @@ class Store:
         """A head that cannot be written stays behind, as if the writer had been killed here."""
         with contextlib.suppress(MergewayError, OSError):
             grown = point.grown(record) if record.kind == "add" else self.journal().point()
-            os.rename(write_beside(self.head_path, grown.head()), self.head_path)
+            replace_unsure(self.head_path, grown.head())
 
     def _prune(self, last: Record, keep: int) -> None:
         """Drop the oldest snapshots; what cannot be dropped now is dropped after the next commit."""

@@ -10,14 +10,21 @@ from mergeway.trunk.journal import Journal
 from mergeway.trunk.store import Store
 
 
-def problems_of(store: Store, pool: Executor, progress: Progress = SILENT) -> list[str]:
-    """What is wrong with a trunk's own files, one line each; nothing when all is well."""
+def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, against: str | None = None) -> list[str]:
+    """What is wrong with a trunk's own files, one line each; nothing when all is well.
+
+    `against` is the digest of a record that was kept elsewhere: a history without that record is another one.
+    """
     try:
         journal = store.journal()
         settings = store.settings_digest()
     except (MergewayError, OSError) as problem:
         return [str(problem)]
     problems: list[str] = []
+    if against is not None and all(record.hash != against for record in journal.records):
+        problems.append(
+            f"{store.journal_path}: no record has the digest {against}; this is another history, or it was cut off before that record"
+        )
     if journal.records[0].details.get("settings") != settings:
         problems.append(f"{store.settings_path}: was changed after 'init'")
     if not store.steps.is_dir():

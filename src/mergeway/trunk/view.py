@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -112,10 +113,17 @@ class TrunkView:
         """The steps that `rollback` can go back to."""
         return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
 
-    def verify(self) -> list[str]:
-        """Every byte that differs from what was committed, one line each; also a base that changed or is gone."""
+    def verify(self, against: str | None = None) -> list[str]:
+        """Every byte that differs from what was committed, one line each; also a base that changed or is gone.
+
+        `against` is the `hash` of a record that you kept elsewhere. The trunk must hold that record.
+        """
+        if against is not None and not re.fullmatch(r"[0-9a-f]{64}", against):
+            raise OptionError(
+                f"the digest to verify against is '{against}'; it takes the 64 hexadecimal digits that 'add' prints as 'head'"
+            )
         with worker_pool(self._threads) as pool:
-            problems = problems_of(self._store, pool, self._progress)
+            problems = problems_of(self._store, pool, self._progress, against)
             try:
                 self._base(pool)
             except MergewayError as problem:
