@@ -29,18 +29,6 @@ STEP = re.compile(r"^(.*/?trunk/steps)/(\d+)/")
 Bits = dict[str, bytes]
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    return Inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def injector(tmp_path_factory: pytest.TempPathFactory):
-    made = Injector(tmp_path_factory.mktemp("injector"))
-    yield made
-    made.close()
-
-
 class Bench:
     """One command's folder before and after it has run, and what a fault makes of it."""
 
