@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mergeway.calibration.lines import as_object
-from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError, suggest
 from mergeway.model.kinds import ENCODERS
 
@@ -41,7 +40,7 @@ class SuiteTask:
         return path.name == self.name or (self.arrives is not None and path.resolve() == self.arrives.resolve())
 
 
-def read_description(path: Path) -> tuple[dict[str, Any], list[SuiteTask]]:
+def read_description(path: Path) -> tuple[JsonObject, list[SuiteTask]]:
     """The settings and the tasks of the suite in a directory."""
     file = path / "suite.json"
     if not file.exists():
@@ -55,7 +54,7 @@ def read_description(path: Path) -> tuple[dict[str, Any], list[SuiteTask]]:
     for key in ENCODERS[settings["kind"]].needs:
         if key not in settings:
             raise OptionError(f"{file}: a suite of kind {settings['kind']} needs the entry '{key}'")
-    rows: list[Any] = settings["tasks"]
+    rows: list[object] = settings["tasks"]
     if type(rows) is not list or not rows:
         raise OptionError(f"{file}: 'tasks' must be a list with at least one task")
     tasks = [_read_task(file, path, number, row) for number, row in enumerate(rows)]
@@ -91,7 +90,7 @@ def _whole_numbers(values: list[int]) -> bool:
     return type(values) is list and bool(values) and all(type(y) is int for y in values)
 
 
-def _check_protocol(file: Path, settings: Mapping[str, Any], tasks: Sequence[SuiteTask]) -> None:
+def _check_protocol(file: Path, settings: Mapping[str, object], tasks: Sequence[SuiteTask]) -> None:
     for key, known in (("protocol", PROTOCOLS), ("classifier", CLASSIFIERS)):
         word = settings.get(key, known[0])
         if word not in known:

@@ -6,16 +6,17 @@ an end token only where the text or the chat template has it. No row sees anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mergeway.calibration.lines import as_object, read_objects
 from mergeway.calibration.samples import MASKED, Samples
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 from mergeway.model.kinds import CausalLM
+from mergeway.model.weights import Tokenizer
 
 # Token ids of a document, and for each whether it is to be predicted.
 Document = tuple[list[int], list[bool]]
@@ -48,7 +49,7 @@ def padded(documents: Sequence[Document], padding: int, task: str) -> Samples:
     return Samples(task, {"input_ids": inputs, "attention_mask": mask}, labels)
 
 
-def document_of(where: str, row: Mapping[str, Any] | None, tokenizer: Any) -> Document:
+def document_of(where: str, row: JsonObject | None, tokenizer: Tokenizer) -> Document:
     """The document of a row with `text`, `prompt` and `completion` (or `answer`), `prompt`, `choices` and `answer`, or `messages`."""
     if row is not None:
         if isinstance(row.get("text"), str) and row["text"]:
@@ -67,11 +68,12 @@ def document_of(where: str, row: Mapping[str, Any] | None, tokenizer: Any) -> Do
     )
 
 
-def choices_of(where: str, row: Mapping[str, Any]) -> tuple[list[str], int]:
+def choices_of(where: str, row: JsonObject) -> tuple[list[str], int]:
     """The answers that a row offers, and which of them is right: `answer` is its number from 0, or the text itself."""
-    choices: list[Any] = row["choices"]
-    if type(choices) is not list or len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
-        raise OptionError(f"{where}: 'choices' is {choices!r}; it must be a list of two or more texts")
+    given: list[object] = row["choices"]
+    choices = [text for text in given if isinstance(text, str) and text] if type(given) is list else []
+    if len(choices) < 2 or len(choices) < len(given):
+        raise OptionError(f"{where}: 'choices' is {given!r}; it must be a list of two or more texts")
     answer = row.get("answer")
     if isinstance(answer, str) and answer in choices:
         return choices, choices.index(answer)
@@ -82,7 +84,7 @@ def choices_of(where: str, row: Mapping[str, Any]) -> tuple[list[str], int]:
     return choices, answer
 
 
-def completed(prompt: str, completion: str, tokenizer: Any) -> Document:
+def completed(prompt: str, completion: str, tokenizer: Tokenizer) -> Document:
     """A prompt and what follows it as one text; a token that reaches from one into the other is judged."""
     ids = _ids(tokenizer, prompt + completion)
     given = 0
@@ -93,25 +95,22 @@ def completed(prompt: str, completion: str, tokenizer: Any) -> Document:
     return ids, [False] * given + [True] * (len(ids) - given)
 
 
-def _chat(where: str, messages: list[Any], tokenizer: Any) -> Document:
+def _chat(where: str, messages: list[object], tokenizer: Tokenizer) -> Document:
     """A conversation in the model's own template; only what the assistant says is judged."""
     if not tokenizer.chat_template:
         raise OptionError(
             f"{where}: holds a chat, but the base's tokenizer has no chat template; give 'prompt' and 'completion' instead"
         )
-    for given in messages:
-        message = as_object(given)
-        if message is None or not isinstance(message.get("role"), str) or "content" not in message:
-            raise OptionError(f"{where}: a message is {given!r}; it needs 'role' and 'content'")
+    turns = [_turn(where, message) for message in messages]
     ids: list[int] = []
     judged: list[bool] = []
-    for count, message in enumerate(messages, 1):
-        ours = message["role"] == "assistant"
+    for count, turn in enumerate(turns, 1):
+        ours = turn["role"] == "assistant"
         if ours:
             # What opens the assistant's turn is given to it, not asked of it.
-            opened = _templated(where, messages[: count - 1], tokenizer, opens=True)
+            opened = _templated(where, turns[: count - 1], tokenizer, opens=True)
             ids, judged = opened, judged + [False] * (len(opened) - len(judged))
-        grown = _templated(where, messages[:count], tokenizer)
+        grown = _templated(where, turns[:count], tokenizer)
         if grown[: len(ids)] != ids:
             raise OptionError(
                 f"{where}: the chat template changes earlier turns; give 'prompt' and 'completion' instead"
@@ -120,7 +119,14 @@ def _chat(where: str, messages: list[Any], tokenizer: Any) -> Document:
     return ids, judged
 
 
-def _templated(where: str, messages: list[Any], tokenizer: Any, opens: bool = False) -> list[int]:
+def _turn(where: str, given: object) -> JsonObject:
+    message = as_object(given)
+    if message is None or not isinstance(message.get("role"), str) or "content" not in message:
+        raise OptionError(f"{where}: a message is {given!r}; it needs 'role' and 'content'")
+    return message
+
+
+def _templated(where: str, messages: list[JsonObject], tokenizer: Tokenizer, opens: bool = False) -> list[int]:
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens)
     except Exception as problem:  # a template is a program of its own
@@ -131,5 +137,5 @@ def _templated(where: str, messages: list[Any], tokenizer: Any, opens: bool = Fa
     return _ids(tokenizer, text, add_special_tokens=False)
 
 
-def _ids(tokenizer: Any, text: str, **options: bool) -> list[int]:
+def _ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
     return list(tokenizer(text, verbose=False, **options)["input_ids"])

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from mergeway.calibration.lines import as_object
 from mergeway.calibration.pictures import decode
 from mergeway.calibration.samples import Samples, check_samples
-from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
@@ -30,10 +30,28 @@ HOLDOUT = 5  # one row in five is for testing where a dataset has no test split
 _KEYS = {"dataset", "config", "train", "test", "image", "label", "labels", "where", "names"}
 
 
+class Table(Protocol):
+    """What is asked of a split of the datasets library."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    @property
+    def features(self) -> Mapping[str, object]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: list[int] | slice) -> Mapping[str, Sequence[object]]: ...
+
+    def select(self, indices: np.ndarray) -> Table: ...
+
+    def select_columns(self, names: list[str]) -> Table: ...
+
+
 class HubPictures:
     """Rows of a dataset that become pixels only when a model looks at them, so that a task may be larger than memory."""
 
-    def __init__(self, where: str, rows: Any, column: str, size: int, index: np.ndarray) -> None:
+    def __init__(self, where: str, rows: Table, column: str, size: int, index: np.ndarray) -> None:
         self._where, self._rows, self._column, self._size, self._index = where, rows, column, size, index
 
     def __len__(self) -> int:
@@ -45,7 +63,7 @@ class HubPictures:
 
     def load(self) -> Tensor:
         """The pixels, uint8 [n, size, size, 3]."""
-        values: list[Any] = self._rows[self._index.tolist()][self._column] if len(self) else []
+        values: Sequence[object] = self._rows[self._index.tolist()][self._column] if len(self) else []
         pictures = [decode(self._where, _bytes(value), self._size) for value in values]
         return torch.as_tensor(np.stack(pictures)) if pictures else torch.zeros(0, self._size, self._size, 3).byte()
 
@@ -61,7 +79,7 @@ def read_hub(path: Path, split: str, task: str, head: Tensor, size: int) -> Samp
     index = np.arange(len(labels))
     if description.get("labels") is not None:
         index = index[np.isin(labels, description["labels"])]
-    conditions: dict[str, Any] = description.get("where") or {}
+    conditions: JsonObject = description.get("where") or {}
     for column, value in conditions.items():
         index = index[column_of(rows, column)[index] == value]
     pictures = HubPictures(where, rows, image, size, index)
@@ -70,7 +88,7 @@ def read_hub(path: Path, split: str, task: str, head: Tensor, size: int) -> Samp
     return samples
 
 
-def open_rows(description: Mapping[str, Any], split: str) -> tuple[Any, str, np.ndarray]:
+def open_rows(description: JsonObject, split: str) -> tuple[Table, str, np.ndarray]:
     """The rows of a split with their pictures undecoded, the picture column, and the labels as numbers."""
     source, config = description["dataset"], description.get("config")
     name = description.get(split, split)
@@ -83,10 +101,10 @@ def open_rows(description: Mapping[str, Any], split: str) -> tuple[Any, str, np.
 
 
 @lru_cache(maxsize=64)
-def load_split(source: str, config: str | None, split: str) -> Any:
+def load_split(source: str, config: str | None, split: str) -> Table:
     """One split of a dataset: from the hub cache where it was downloaded, otherwise as the library finds it."""
     try:
-        datasets: Any = importlib.import_module("datasets")
+        datasets = importlib.import_module("datasets")
     except ImportError:
         raise OptionError(f"{source}: datasets of the hub need a library; pip install 'mergeway[hub]'") from None
     datasets.disable_progress_bars()
@@ -111,7 +129,7 @@ def _snapshot(source: str) -> str:
     """The directory of a dataset that 'hf download' fetched, or the name itself for the library to look up."""
     if Path(source).exists():
         return source
-    huggingface_hub: Any = importlib.import_module("huggingface_hub")
+    huggingface_hub = importlib.import_module("huggingface_hub")
     try:
         found = Path(huggingface_hub.snapshot_download(source, repo_type="dataset", local_files_only=True))
     except Exception:  # not there, or not an id: the library says it better
@@ -120,7 +138,7 @@ def _snapshot(source: str) -> str:
     return str(found) if any(p.suffix in (".parquet", ".tar", ".arrow") for p in found.rglob("*")) else source
 
 
-def pick_column(source: str, rows: Any, wanted: str | None, usual: Sequence[str]) -> str:
+def pick_column(source: str, rows: Table, wanted: str | None, usual: Sequence[str]) -> str:
     """The named column, or the first of the usual ones."""
     for name in [wanted] if wanted else usual:
         if name in rows.column_names:
@@ -130,7 +148,7 @@ def pick_column(source: str, rows: Any, wanted: str | None, usual: Sequence[str]
     )
 
 
-def class_names(rows: Any, label: str) -> list[str]:
+def class_names(rows: Table, label: str) -> list[str]:
     """The classes in the order of their numbers: as the dataset declares them, or the sorted values of a text column."""
     declared = getattr(rows.features[label], "names", None)
     values = column_of(rows, label)
@@ -139,7 +157,7 @@ def class_names(rows: Any, label: str) -> list[str]:
     return [str(v) for v in (np.unique(values) if values.dtype.kind in "UO" else range(int(values.max()) + 1))]
 
 
-def column_of(rows: Any, name: str) -> np.ndarray:
+def column_of(rows: Table, name: str) -> np.ndarray:
     """All values of a column."""
     if name not in rows.column_names:
         raise OptionError(f"the dataset has no column '{name}'; it has {', '.join(rows.column_names)}")
@@ -162,13 +180,13 @@ def _numbers(source: str, values: np.ndarray, names: Sequence[str] | None) -> np
     return values.astype(np.int64)
 
 
-def _held_out(rows: Any, split: str) -> Any:
+def _held_out(rows: Table, split: str) -> Table:
     order = np.random.default_rng(0).permutation(len(rows))
     cut = len(rows) // HOLDOUT
     return rows.select(np.sort(order[:cut] if split == "test" else order[cut:]))
 
 
-def _bytes(value: object) -> Any:
+def _bytes(value: object) -> object:
     stored = as_object(value)
     if stored is None:
         return value

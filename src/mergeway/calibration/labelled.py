@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from mergeway.calibration.hub import (
     pick_column,
 )
 from mergeway.calibration.pictures import PICTURES, decode
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 
 # Images uint8 [n, side, side, 3], labels, and the domain of each row where there are domains.
@@ -37,7 +37,7 @@ class Labelled:
     def classes(self) -> int:
         return 1 + max(int(y.max()) for _, y, _ in self.splits.values())
 
-    def domain_values(self) -> list[Any]:
+    def domain_values(self) -> list[int | str]:
         """The domains that occur."""
         return np.unique(self.splits["train"][2]).tolist()
 
@@ -108,7 +108,7 @@ def _from_folder(path: Path, size: int, domains: bool) -> dict[str, Rows]:
 
 def _from_table(source: str, size: int, domain: str | None) -> dict[str, Rows]:
     """A parquet file or a dataset of the hub, both through the datasets library."""
-    description: dict[str, Any] = {"dataset": source}
+    description: JsonObject = {"dataset": source}
     if source.endswith(".parquet"):
         if not Path(source).exists():
             raise OptionError(f"{source}: no such file")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 
 
@@ -21,7 +22,7 @@ def read_lines(path: Path) -> list[str]:
         raise OptionError(f"{path}: is not UTF-8 text (byte {problem.start})") from None
 
 
-def parse_object(line: str) -> dict[str, Any] | None:
+def parse_object(line: str) -> JsonObject | None:
     """The JSON object of a line; None when it is anything else."""
     try:
         return as_object(json.loads(line))
@@ -29,12 +30,12 @@ def parse_object(line: str) -> dict[str, Any] | None:
         return None
 
 
-def as_object(value: object) -> dict[str, Any] | None:
+def as_object(value: object) -> JsonObject | None:
     """A value of a JSON file as an object; None when it is anything else."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    return cast(JsonObject, value) if isinstance(value, dict) else None
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def read_objects(path: Path) -> Iterator[tuple[str, JsonObject | None]]:
     """The rows of a file of JSON lines or of a parquet table, each with where it is; empty lines are passed over."""
     if path.suffix == ".parquet":
         for number, row in enumerate(read_table(path).to_pylist(), 1):
@@ -49,7 +50,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 def read_table(path: Path) -> Any:
     """A parquet file as a table of pyarrow."""
     try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise OptionError(f"{path}: reading parquet needs pyarrow; pip install 'mergeway[data]'") from None
     try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -22,13 +22,13 @@ from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
 from mergeway.calibration.teaching import TOP_K
 from mergeway.checkpoint import SafetensorsFiles
-from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.checkpoint.writer import FileWriter
 from mergeway.core.files import reading, write_text
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError, suggest
-from mergeway.model.model import Model
+from mergeway.model.model import Model, Settings
 
 DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
 Sharing = Literal["even", "utility"]
@@ -64,11 +64,11 @@ class Bounds:
 class CalibrationMemory:
     """Samples of folded tasks in the order of their arrival, and how the model reads them."""
 
-    settings: Mapping[str, Any]
+    settings: Settings
     tasks: Sequence[Samples] = ()
     bounds: Bounds = field(default_factory=Bounds)
 
-    def holding(self, settings: Mapping[str, Any], samples: Samples) -> CalibrationMemory:
+    def holding(self, settings: Settings, samples: Samples) -> CalibrationMemory:
         """The memory with one more task, or with other samples of one it has; drawn, and read into memory."""
         if self.tasks and dict(settings) != dict(self.settings):
             raise OptionError(
@@ -157,7 +157,7 @@ class CalibrationMemory:
         try:
             size, share, seed = described["size"], described["share"], described["seed"]
             bounds = Bounds(size, share, seed, described.get("copies"), described.get("top_k", TOP_K))
-            rows: list[dict[str, Any]] = described["tasks"]
+            rows: list[JsonObject] = described["tasks"]
             names = [row["name"] for row in rows]
             found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
         except (KeyError, TypeError):
@@ -168,7 +168,7 @@ class CalibrationMemory:
         tasks = [replace(found[name], head=_head(heads, number)) for number, name in enumerate(names)]
         return cls(described["settings"], tasks, bounds)
 
-    def summary(self, directory: Path) -> dict[str, Any]:
+    def summary(self, directory: Path) -> JsonObject:
         """What a person asks of a memory: tasks, samples, the arrivals' answers, bytes on the disk."""
         files = [p for p in (directory / DESCRIPTION, directory / ROWS, directory / HEADS) if p.exists()]
         return {

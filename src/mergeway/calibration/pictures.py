@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +13,14 @@ MAX_PIXELS, MAX_RATIO = 1 << 27, 1000
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
-def decode(where: str, data: Any, size: int) -> np.ndarray:
+def decode(where: str, data: object, size: int) -> np.ndarray:
     """One picture as uint8 [size, size, 3], exactly as CLIP's own processor resizes and crops it."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise OptionError(f"{where}: reading images needs Pillow; pip install 'mergeway[data]'") from None
+    if not isinstance(data, bytes | bytearray):
+        raise OptionError(f"{where}: holds something that is not an image")
     try:
         opened = Image.open(io.BytesIO(data))
         if opened.width * opened.height > MAX_PIXELS or max(opened.size) > MAX_RATIO * min(opened.size):
@@ -27,7 +28,7 @@ def decode(where: str, data: Any, size: int) -> np.ndarray:
         picture = opened.convert("RGB")
     except Image.DecompressionBombError:
         raise OptionError(f"{where}: holds a picture of too many pixels") from None
-    except (UnidentifiedImageError, OSError, TypeError, ValueError, SyntaxError):
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
         raise OptionError(f"{where}: holds something that is not an image") from None
     if picture.size == (size, size):
         return np.asarray(picture)

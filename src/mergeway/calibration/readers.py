@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from mergeway.checkpoint import SafetensorsFiles
 from mergeway.errors import OptionError
 from mergeway.model.model import ImageModel, Model, TextModel
 
-Array = npt.NDArray[Any]
 Split = Literal["train", "test"]
 
 
@@ -110,15 +108,15 @@ def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
     )
 
 
-def _columns(path: Path, wanted: str) -> tuple[list[Any], list[int] | None]:
+def _columns(path: Path, wanted: str) -> tuple[list[object], list[int] | None]:
     """A column of inputs and the labels beside it, if there are any."""
     table = read_table(path)
     if wanted not in table.column_names:
         raise OptionError(f"{path}: has no column '{wanted}'; it has {', '.join(table.column_names)}")
-    values: list[Any] = table.column(wanted).to_pylist()
+    values: list[object] = table.column(wanted).to_pylist()
     if "label" not in table.column_names:
         return values, None
-    labels: list[Any] = table.column("label").to_pylist()
+    labels: list[int] = table.column("label").to_pylist()
     for label in labels:
         if type(label) is not int:
             raise OptionError(f"{path}: a label is {label!r}; labels are whole numbers, or there is no column 'label'")
@@ -149,11 +147,11 @@ def _pictures_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES)
 
 
-def _stacked(pictures: list[Array], size: int) -> Array:
+def _stacked(pictures: list[np.ndarray], size: int) -> np.ndarray:
     return np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8)
 
 
-def _images(where: str, x: Array, y: Array | None, task: str, head: Tensor, size: int) -> Samples:
+def _images(where: str, x: np.ndarray, y: np.ndarray | None, task: str, head: Tensor, size: int) -> Samples:
     grey = x.shape[1:] in ((size, size), (size, size, 1))
     if x.dtype != np.uint8 or not (grey or x.shape[1:] == (size, size, 3)):
         raise OptionError(
@@ -171,7 +169,7 @@ def _texts(
     return _checked(where, model.encode(texts) if texts else {}, known, task, head)
 
 
-def _checked(where: str, inputs: dict[str, Tensor], labels: Array | None, task: str, head: Tensor) -> Samples:
+def _checked(where: str, inputs: dict[str, Tensor], labels: np.ndarray | None, task: str, head: Tensor) -> Samples:
     if labels is None:
         labels = np.full(max((len(rows) for rows in inputs.values()), default=0), UNKNOWN)
     if labels.size and not np.issubdtype(labels.dtype, np.integer):

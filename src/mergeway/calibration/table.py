@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def write_rows(path: Path, tasks: Sequence[Samples]) -> list[Columns]:
             filled += [None] * (len(names) - len(filled))
             filled += [row.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for row in values]
         names += [task.task] * len(task)
-    data: dict[str, Any] = {"task": arrow.array(names, arrow.string()).dictionary_encode()}
+    data: dict[str, object] = {"task": arrow.array(names, arrow.string()).dictionary_encode()}
     for key, values in columns.items():
         data[key] = arrow.array(values + [None] * (len(names) - len(values)), arrow.binary())
     with writing(path):
@@ -43,7 +43,7 @@ def write_rows(path: Path, tasks: Sequence[Samples]) -> list[Columns]:
     return described
 
 
-def read_rows(path: Path, described: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, Samples]:
+def read_rows(path: Path, described: Mapping[str, Columns]) -> dict[str, Samples]:
     """The samples of every task, as they were written."""
     _, parquet = load_pyarrow()
     try:
@@ -92,7 +92,7 @@ def _spell(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def load_pyarrow() -> tuple[Any, Any]:
+def load_pyarrow() -> tuple[ModuleType, ModuleType]:
     """The library and its parquet module, or one line that names the extra; call it before work that ends in a table."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")

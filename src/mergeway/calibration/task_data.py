@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from mergeway.checkpoint.heads import classes_of
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.kinds import CausalLM, kind_of, make_model
-from mergeway.model.model import Encoder, Model
+from mergeway.model.model import Encoder, Model, Settings
 
 
 def task_data(
@@ -67,7 +66,7 @@ def _suite_data(
     return model, replace(suite.read(name, split, model), task=task)
 
 
-def _model_of(base: Model | Path, settings: Mapping[str, Any], compute: Compute | None) -> Model:
+def _model_of(base: Model | Path, settings: Settings, compute: Compute | None) -> Model:
     """The model given, if it reads its inputs by these settings; else another of the same directory."""
     if isinstance(base, Path):
         return make_model(base, settings, compute)

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mergeway.errors import MergewayError
 
@@ -76,24 +76,24 @@ class TorchTeam(Team):
         self.distributed = distributed
 
     def gather(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.count
+        values = [value] * self.count
         with _lost_rank_named():
             self.distributed.all_gather_object(values, value)
         return values
 
     def from_lead(self, make: Callable[[], T]) -> T:
-        outcome: list[Any] = [None]
+        outcome: list[tuple[list[T], Exception | None]] = [([], None)]
         if self.lead:
             try:
-                outcome = [(make(), None)]
+                outcome = [([make()], None)]
             except Exception as problem:
-                outcome = [(None, problem)]
+                outcome = [([], problem)]
         with _lost_rank_named():
             self.distributed.broadcast_object_list(outcome, src=0)
-        value, problem = outcome[0]
+        made, problem = outcome[0]
         if problem is not None:
             raise problem
-        return value
+        return made[0]
 
     def add_up(self, values: list[float]) -> list[float]:
         import torch
@@ -117,10 +117,10 @@ class _CommonPool(Executor):
     def __init__(self, team: TorchTeam, workers: Executor, threads: int) -> None:
         self._team, self._workers, self._threads = team, workers, threads
 
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
+    def map(self, fn: Callable[..., T], *iterables: Iterable[object], **_: object) -> Iterator[T]:
         items = list(zip(*iterables, strict=True))
         queue = self._team.from_lead(lambda: f"mergeway-{os.urandom(8).hex()}")
-        done: list[tuple[int, Any]] = []
+        done: list[tuple[int, T]] = []
 
         def work() -> None:
             while True:

@@ -6,16 +6,26 @@ A random sample brackets the value; one walk then counts what lies above and kee
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-# What a walk does with a block of values, and a search: it asks for walks and is sent their results, block by block.
-Look = Callable[[Tensor], Any]
-Search = Generator[Look, list[Any], float]
-
 SAMPLE = 1 << 20
+
+
+class Seen(NamedTuple):
+    """What a look at a block finds: some of its magnitudes, how many lie above the bracket, and how many on its ends."""
+
+    kept: np.ndarray
+    above: int = 0
+    at_high: int = 0
+    at_low: int = 0
+
+
+# What a walk does with a block of values, and a search: it asks for walks and is sent their results, block by block.
+Look = Callable[[Tensor], Seen]
+Search = Generator[Look, list[Seen], float]
 
 
 def nth_largest(size: int, n: int) -> Search:
@@ -24,13 +34,14 @@ def nth_largest(size: int, n: int) -> Search:
         return float("inf")
     if n >= size:
         return 0.0
-    sample = np.sort(np.concatenate((yield _draw(min(1.0, SAMPLE / size)))))[::-1]
+    drawn = yield _draw(min(1.0, SAMPLE / size))
+    sample = np.sort(np.concatenate([f.kept for f in drawn]))[::-1]
     margin = 6.0
     while True:
         low, high = _bracket(sample, n / size, margin)
         found = yield _count(low, high)
-        above, at_high, at_low = (sum(f[i] for f in found) for i in range(3))
-        inside = np.concatenate([f[3] for f in found])
+        above, at_high, at_low = (sum(f[i] for f in found) for i in (1, 2, 3))
+        inside = np.concatenate([f.kept for f in found])
         # Many entries may be equal to an end of the bracket (zeros, coarse dtypes), so the ends are counted, not kept.
         if above < n <= above + at_high:
             return high
@@ -43,7 +54,7 @@ def nth_largest(size: int, n: int) -> Search:
 
 
 def search_together(
-    walk: Callable[[Callable[..., list[Any]]], list[list[Any]]], searches: Sequence[Search]
+    walk: Callable[[Callable[..., list[Seen]]], list[list[Seen]]], searches: Sequence[Search]
 ) -> list[float]:
     """Run searches over several vectors side by side, so that each walk serves them all.
 
@@ -52,7 +63,7 @@ def search_together(
     found: list[float] = [0.0] * len(searches)
     wanted: dict[int, Look] = {}
 
-    def advance(i: int, results: list[Any] | None) -> None:
+    def advance(i: int, results: list[Seen] | None) -> None:
         try:
             wanted[i] = searches[i].send(results)  # pyright: ignore[reportArgumentType] - None starts a generator
         except StopIteration as done:
@@ -69,10 +80,10 @@ def search_together(
 
 
 def _draw(share: float) -> Look:
-    def look(block: Tensor) -> np.ndarray:
+    def look(block: Tensor) -> Seen:
         picks = max(1, round(share * block.numel()))
         chosen = np.random.default_rng(block.numel()).integers(block.numel(), size=picks)
-        return np.abs(block.reshape(-1).numpy()[chosen])
+        return Seen(np.abs(block.reshape(-1).numpy()[chosen]))
 
     return look
 
@@ -80,13 +91,13 @@ def _draw(share: float) -> Look:
 def _count(low: float, high: float) -> Look:
     """How many magnitudes lie above the bracket, on its upper and on its lower end, and those strictly inside."""
 
-    def look(block: Tensor) -> tuple[int, int, int, np.ndarray]:
+    def look(block: Tensor) -> Seen:
         x = block.reshape(-1).abs().numpy()
         over, below = x >= high, x <= low
         above = int(np.count_nonzero(x > high))
         at_high = int(np.count_nonzero(over)) - above
         at_low = int(np.count_nonzero(below) - np.count_nonzero(x < low))
-        return above, at_high, at_low, x[~(over | below)]
+        return Seen(x[~(over | below)], above, at_high, at_low)
 
     return look
 

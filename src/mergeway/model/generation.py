@@ -38,7 +38,7 @@ class _Generation(nn.Module):
         super().__init__()
         self.model: Any = model
 
-    def forward(self, inputs: Mapping[str, Tensor], config: Any) -> Tensor:
+    def forward(self, inputs: Mapping[str, Tensor], config: object) -> Tensor:
         kept, self.model.generation_config = self.model.generation_config, config
         try:
             return self.model.generate(**inputs)
@@ -46,7 +46,7 @@ class _Generation(nn.Module):
             self.model.generation_config = kept
 
 
-def _greedy(model: CausalLM, tokens: int, ends: Sequence[int]) -> Any:
+def _greedy(model: CausalLM, tokens: int, ends: Sequence[int]) -> object:
     from transformers import GenerationConfig
 
     return GenerationConfig(

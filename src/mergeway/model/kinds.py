@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mergeway.checkpoint import SafetensorsFiles
-from mergeway.checkpoint.source import read_json
+from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute
 from mergeway.model.inputs import Head, Inputs, Params, in_memory
-from mergeway.model.model import Encoder, ImageModel, Model, Reads, TextModel
-from mergeway.model.weights import load_tokenizer
+from mergeway.model.model import Encoder, ImageModel, Model, Reads, Settings, TextModel
+from mergeway.model.skeleton import Family
+from mergeway.model.weights import Tokenizer, load_tokenizer
 
 LONGEST_DOCUMENT = 512  # tokens of a text that is predicted, unless the model takes fewer
 LONGEST_TEXT = 128  # tokens of a text that is classified
@@ -28,7 +29,7 @@ class ClipVision(ImageModel, Encoder):
     kind = "clip-vision"
     needs = ("logit_scale", "image_mean", "image_std")
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, compute: Compute | None = None) -> None:
         super().__init__(directory, settings, compute)
         self.scale = settings["logit_scale"]
 
@@ -41,12 +42,12 @@ class ClipVision(ImageModel, Encoder):
         """Image features before they are normalised."""
         return self.run.home(self.run(params, {"pixel_values": self.pixels(inputs)}).image_embeds)
 
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         from transformers import CLIPVisionModelWithProjection
 
         return CLIPVisionModelWithProjection
 
-    def _config_family(self) -> Any:
+    def _config_family(self) -> Family:
         from transformers import CLIPVisionConfig
 
         return CLIPVisionConfig
@@ -59,7 +60,7 @@ class TextEncoder(TextModel, Encoder):
     needs = ("logit_scale", "max_length")
     takes = ("pooling",)
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, compute: Compute | None = None) -> None:
         super().__init__(directory, settings, compute)
         self.scale = settings["logit_scale"]
         self._pooling = settings.get("pooling", "mean")
@@ -77,7 +78,7 @@ class TextEncoder(TextModel, Encoder):
         keep = in_memory(inputs["attention_mask"]).unsqueeze(-1).to(hidden.dtype)
         return (hidden * keep).sum(1) / keep.sum(1) if self._pooling == "mean" else hidden[:, 0]
 
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         from transformers import AutoModel
 
         return AutoModel
@@ -90,7 +91,7 @@ class TextClassifier(TextModel):
     needs = ("max_length",)
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights, which must know what padding is."""
         tokenizer = load_tokenizer(self.directory)
         if tokenizer.pad_token_id is None:
@@ -115,7 +116,7 @@ class TextClassifier(TextModel):
     def __call__(self, params: Params, inputs: Inputs, head: Head) -> Tensor:
         return self.run.home(self.run(with_head(params, head), inputs).logits)
 
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         from transformers import AutoModelForSequenceClassification
 
         return AutoModelForSequenceClassification
@@ -135,7 +136,7 @@ class ImageClassifier(ImageModel):
     def __call__(self, params: Params, inputs: Inputs, head: Head) -> Tensor:
         return self.run.home(self.run(with_head(params, head), {"pixel_values": self.pixels(inputs)}).logits)
 
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         from transformers import AutoModelForImageClassification
 
         return AutoModelForImageClassification
@@ -154,7 +155,7 @@ class CausalLM(Model):
         return self.settings["max_length"]
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights."""
         return load_tokenizer(self.directory)
 
@@ -168,7 +169,7 @@ class CausalLM(Model):
         # One number for every word of the vocabulary at every place: the loss is taken where they are.
         return self.run(params, {**inputs, "use_cache": False}).logits
 
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM
@@ -180,14 +181,14 @@ KINDS: dict[str, type[Model]] = {
 ENCODERS = {kind: family for kind, family in KINDS.items() if issubclass(family, Encoder)}
 
 
-def make_model(directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> Model:
+def make_model(directory: Path, settings: Settings, compute: Compute | None = None) -> Model:
     """The model of a directory, as its settings describe it; `compute` says where and how it is run."""
     if settings.get("kind") not in KINDS:
         raise OptionError(f"kind '{settings.get('kind')}' is unknown; {suggest(str(settings.get('kind')), KINDS)}")
     return KINDS[settings["kind"]](directory, settings, compute)
 
 
-def kind_of(directory: Path, head: Path | None = None) -> dict[str, Any]:
+def kind_of(directory: Path, head: Path | None = None) -> Settings:
     """Which kind of model a directory holds and how its inputs are prepared, from its config and preprocessor files.
 
     With a frozen head the model is an encoder under it; the head's file may carry its 'logit_scale'.
@@ -224,11 +225,11 @@ def with_head(params: Params, head: Head) -> Params:
     return {**params, **head} if isinstance(head, Mapping) else params
 
 
-def _longest(config: Mapping[str, Any], most: int) -> int:
+def _longest(config: JsonObject, most: int) -> int:
     return min(int(config.get("max_position_embeddings") or config.get("n_positions") or most), most)
 
 
-def _normalisation(directory: Path, mean: list[float], std: list[float]) -> dict[str, Any]:
+def _normalisation(directory: Path, mean: list[float], std: list[float]) -> Settings:
     file = directory / "preprocessor_config.json"
     stored = read_json(file, "the base's preprocessor") if file.exists() else {}
     return {"image_mean": stored.get("image_mean", mean), "image_std": stored.get("image_std", std)}

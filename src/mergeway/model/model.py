@@ -16,7 +16,11 @@ from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.inputs import Head, Inputs, Params, in_memory
 from mergeway.model.runner import Runner
-from mergeway.model.weights import load_config, load_tokenizer, load_weights
+from mergeway.model.skeleton import Family
+from mergeway.model.weights import Tokenizer, load_config, load_tokenizer, load_weights
+
+# How a model reads its inputs, as a suite or a trunk has it in a file.
+Settings = Mapping[str, Any]
 
 Reads = Literal["images", "texts", "documents"]
 
@@ -61,13 +65,13 @@ class Model(Network):
     needs: ClassVar[tuple[str, ...]]  # settings it cannot do without
     takes: ClassVar[tuple[str, ...]] = ()  # settings that have a default
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, compute: Compute | None = None) -> None:
         for name in self.needs:
             if name not in settings:
                 raise OptionError(f"{directory}: a model of kind {self.kind} needs the setting '{name}'")
         self.directory, self.compute = directory, compute or Compute()
         known = [name for name in (*self.needs, *self.takes) if name in settings]
-        self.settings: dict[str, Any] = {"kind": self.kind, **{name: settings[name] for name in known}}
+        self.settings: Settings = {"kind": self.kind, **{name: settings[name] for name in known}}
         self.config = load_config(self._config_family(), directory)
 
     @cached_property
@@ -81,10 +85,10 @@ class Model(Network):
         return None
 
     @abstractmethod
-    def _family(self) -> Any:
+    def _family(self) -> Family:
         """The class of `transformers` that loads the weights."""
 
-    def _config_family(self) -> Any:
+    def _config_family(self) -> Family:
         from transformers import AutoConfig
 
         return AutoConfig
@@ -95,7 +99,7 @@ class ImageModel(Model):
 
     reads: ClassVar[Reads] = "images"
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, compute: Compute | None = None) -> None:
         super().__init__(directory, settings, compute)
         self._mean = torch.tensor(list(settings["image_mean"])).view(1, -1, 1, 1)
         self._std = torch.tensor(list(settings["image_std"])).view(1, -1, 1, 1)
@@ -118,7 +122,7 @@ class TextModel(Model):
     reads: ClassVar[Reads] = "texts"
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights."""
         return load_tokenizer(self.directory)
 

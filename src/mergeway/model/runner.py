@@ -39,9 +39,9 @@ class Runner:
         everything = model.named_parameters(remove_duplicate=False)
         self._tied = {name: first[parameter] for name, parameter in everything if first[parameter] != name}
         self._call = self._compiled if compute.compile else self._plain
-        self._code: Any = None
+        self._code: Callable[..., object] | None = None
 
-    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
+    def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, object]) -> Any:
         """The model's answer with these parameters in place of its own."""
         with torch.autocast(self.compute.where.type, torch.bfloat16, enabled=self.compute.autocast):
             return self._call(self._named(params), self._moved(inputs))
@@ -50,8 +50,8 @@ class Runner:
         self,
         wrapper: Callable[[nn.Module], nn.Module],
         params: Mapping[str, Tensor],
-        inputs: Mapping[str, Any],
-        *rest: Any,
+        inputs: Mapping[str, object],
+        *rest: object,
     ) -> Any:
         """The answer of a module around the model, such as a loop of generation, with these parameters in the model."""
         named = {f"model.{name}": tensor for name, tensor in self._named(params).items()}
@@ -73,7 +73,7 @@ class Runner:
             )
         return self.compute.put(named)
 
-    def _moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def _moved(self, inputs: Mapping[str, object]) -> dict[str, object]:
         where = self.compute.where
         return {name: v.to(where) if isinstance(v, Tensor) else v for name, v in inputs.items()}
 
@@ -81,10 +81,10 @@ class Runner:
         """A part of the answer back in the host's memory and out of half precision."""
         return (answer.float() if self.compute.autocast else answer).cpu()
 
-    def _plain(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
+    def _plain(self, params: Mapping[str, Tensor], inputs: Mapping[str, object]) -> Any:
         return functional_call(self.model, dict(params), kwargs=dict(inputs), tie_weights=bool(self._tied))
 
-    def _compiled(self, params: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> Any:
+    def _compiled(self, params: Mapping[str, Tensor], inputs: Mapping[str, object]) -> Any:
         with warnings.catch_warnings():
             # torch's compiler still goes through what torch calls deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -125,13 +125,13 @@ class _Forgetful:
     def __init__(self, block: nn.Module) -> None:
         self._block, self._forward = block, block.forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: Any) -> object:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         here: dict[str, Tensor] = dict(self._block.named_parameters(remove_duplicate=False))
         own = is_sharded(self._block)  # cut over several ranks: nothing was put in
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             if own:
                 return self._forward(*args, **kwargs)
             self._block.forward = self._forward

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from mergeway.checkpoint.source import open_directory
 
+# A class of `transformers` that reads a model directory; the library does not say enough of its types to check against.
+Family = Any
 
-def meta_model(family: Any, directory: Path) -> nn.Module:
+
+def meta_model(family: Family, directory: Path) -> nn.Module:
     """A model of `transformers` from its config: buffers are real, parameters are on torch's meta device."""
     from transformers import AutoConfig
 

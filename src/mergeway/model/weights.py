@@ -5,24 +5,52 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, cast, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from mergeway.core.ranks import team
 from mergeway.errors import OptionError
-from mergeway.model.skeleton import meta_model
+from mergeway.model.skeleton import Family, meta_model
 
 
-def load_config(family: Any, directory: Path) -> Any:
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer of `transformers`."""
+
+    pad_token_id: int | None
+    eos_token_id: int | None
+    chat_template: object
+
+    @overload
+    def __call__(
+        self, text: str, *, verbose: bool = True, add_special_tokens: bool = True
+    ) -> Mapping[str, Sequence[int]]: ...
+
+    @overload
+    def __call__(
+        self, text: list[str], *, padding: str, truncation: bool, max_length: int, return_tensors: Literal["pt"]
+    ) -> Mapping[str, Tensor]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of tokens."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, object]], *, tokenize: Literal[False], add_generation_prompt: bool
+    ) -> str:
+        """The conversation as one text."""
+        ...
+
+
+def load_config(family: Family, directory: Path) -> Any:
     """The config of a directory's model, read by a config class of `transformers`."""
     with quiet_transformers(), _one_line(family, directory):
         return family.from_pretrained(directory, trust_remote_code=False)
 
 
-def load_weights(family: Any, directory: Path) -> nn.Module:
+def load_weights(family: Family, directory: Path) -> nn.Module:
     """A model in eval mode; several ranks get it without its weights, since each holds only its own rows of them."""
     with quiet_transformers(), _one_line(family, directory):
         if team().count > 1:
@@ -32,12 +60,12 @@ def load_weights(family: Any, directory: Path) -> nn.Module:
         return module.eval().requires_grad_(False)
 
 
-def load_tokenizer(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer that was saved with the base."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        return cast(Tokenizer, AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         _refuse_code(directory, problem)
         raise OptionError(
@@ -46,7 +74,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _one_line(family: Any, directory: Path) -> Iterator[None]:
+def _one_line(family: Family, directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as problem:

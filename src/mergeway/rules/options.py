@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 import types
 import typing
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from mergeway.errors import OptionError
 
+_NUMBERS: dict[object, str] = {int: "a whole number", float: "a number"}
 
-def read_option(what: str, value: Any, kind: Any) -> Any:
+
+class Named(Protocol):
+    """What an error about an option says it belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def read_option(what: str, value: object, kind: object) -> object:
     """A value, or its text from a command line, as the type that the option is declared with."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
@@ -36,16 +45,20 @@ def read_option(what: str, value: Any, kind: Any) -> Any:
     try:
         if kind is int and isinstance(value, float) and not value.is_integer():
             raise ValueError
-        number = kind(value)
+        number = _converted(kind, value)
     except (TypeError, ValueError):
-        wanted = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        wanted = _NUMBERS.get(kind) or getattr(kind, "__name__", str(kind))
         raise OptionError(f"{what} is {value!r}; it takes {wanted}") from None
     if isinstance(number, float) and not math.isfinite(number):
         raise OptionError(f"{what} is {value!r}; it takes a finite number")
     return number
 
 
-def check_range(rule: Any, option: str, low: float, high: float) -> None:
+def _converted(kind: object, value: object) -> object:
+    return kind(value) if callable(kind) else value
+
+
+def check_range(rule: Named, option: str, low: float, high: float) -> None:
     """Refuse an option outside [low, high]; for a rule's `__post_init__`."""
     value = getattr(rule, option)
     if not low <= value <= high:
