@@ -45,6 +45,14 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Target:
+    """Where the results of a fold go, each if it is wanted: the new state, and the deployed tensors."""
+
+    state: Scratch | None = None
+    model: Sink | None = None
+
+
+@dataclass(frozen=True)
 class Folder:
     """One rule on one base, and the workers that do the work."""
 
@@ -77,14 +85,9 @@ class Folder:
         return objective.taught(weights, lambda: {n: arrival.read(n) for n in self.base.merged_infos}, always)
 
     def fold(
-        self,
-        arrivals: Sequence[Arrival],
-        standing: Standing,
-        objective: Objective | None,
-        kept: Scratch | None,
-        model: Sink | None,
+        self, arrivals: Sequence[Arrival], standing: Standing, objective: Objective | None, to: Target
     ) -> tuple[Fold, Mapping[str, object]]:
-        """Fold arrivals in; the new state goes to `kept`, the deployed tensors to `model`, where they are wanted."""
+        """Fold arrivals in; says where the stream stands then, and what the rule reported."""
         raise NotImplementedError
 
     def check_removable(self) -> None:

@@ -19,7 +19,7 @@ from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.writer import Sink
 from mergeway.core.pool import MemoryTrimmer
 from mergeway.core.tensors import Part, parts, wide
-from mergeway.fold.folder import Asks, Folder, Scratch, Standing, slot_name
+from mergeway.fold.folder import Asks, Folder, Scratch, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival
 from mergeway.rules.rule import Fold, PartRule, Removable, Settles, State, Surveys, Wants, WantsMoments
 
@@ -46,12 +46,7 @@ class PartFolder(Folder):
         return "arrival" if isinstance(self.rule, Wants) else "nothing"
 
     def fold(
-        self,
-        arrivals: Sequence[Arrival],
-        standing: Standing,
-        objective: Objective | None,
-        kept: Scratch | None,
-        model: Sink | None,
+        self, arrivals: Sequence[Arrival], standing: Standing, objective: Objective | None, to: Target
     ) -> tuple[Fold, Mapping[str, object]]:
         at = standing.at
         folds: list[Fold] = []
@@ -61,12 +56,11 @@ class PartFolder(Folder):
         if isinstance(self.rule, Surveys):
             at = at.settled(self._survey(self.rule, arrivals[0], at, standing.state))
             folds = [at]
-        at = self._fold(
-            arrivals, folds, standing.state, kept.sink if kept else None, None if self.reads_back else model
-        )
-        if self.reads_back and model is not None:
-            assert kept is not None
-            self.deploy(at, kept.read(), model)
+        kept = to.state.sink if to.state else None
+        at = self._fold(arrivals, folds, standing.state, kept, None if self.reads_back else to.model)
+        if self.reads_back and to.model is not None:
+            assert to.state is not None
+            self.deploy(at, to.state.read(), to.model)
         return at, {}
 
     def _fold(

@@ -14,7 +14,7 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import ALONE, Team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError
-from mergeway.fold.folder import Folder, Scratch, Standing
+from mergeway.fold.folder import Folder, Scratch, Standing, Target
 from mergeway.fold.parts import PartFolder
 from mergeway.fold.prepare import Arrival, Base
 from mergeway.fold.whole import ModelFolder
@@ -79,7 +79,7 @@ def fold_stream(
         model = outlet.model(folder.base.checkpoint.infos) if last or outlet.every else None
         wanted = outlet.keeps or not last or folder.reads_back
         kept = outlet.state(folder.state_infos()) if wanted else None
-        at, details = folder.fold(group, standing, seen, kept, model)
+        at, details = folder.fold(group, standing, seen, Target(kept, model))
         if model is not None:
             folder.copy_buffers(model)
         if before is not None:

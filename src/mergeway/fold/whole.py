@@ -11,9 +11,9 @@ from mergeway.calibration.objective import Objective
 from mergeway.calibration.shared import ShardedObjective, SplitObjective, cut, offset
 from mergeway.checkpoint.writer import Sink
 from mergeway.core.tensors import TensorInfo, wide
-from mergeway.fold.folder import Asks, Folder, Scratch, Standing, slot_name
+from mergeway.fold.folder import Asks, Folder, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival
-from mergeway.rules.rule import ByRows, Fold, ModelRule, Params
+from mergeway.rules.rule import ByRows, Fold, Incoming, ModelRule, Params
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,7 @@ class ModelFolder(Folder):
         return "tasks"
 
     def fold(
-        self,
-        arrivals: Sequence[Arrival],
-        standing: Standing,
-        objective: Objective | None,
-        kept: Scratch | None,
-        model: Sink | None,
+        self, arrivals: Sequence[Arrival], standing: Standing, objective: Objective | None, to: Target
     ) -> tuple[Fold, Mapping[str, object]]:
         [arrival] = arrivals
         assert objective is not None
@@ -42,19 +37,19 @@ class ModelFolder(Folder):
         held = {slot: self._read(state.read, slot) for slot in self.rule.slots} if state else {}
         base, target = self._read(self.base.checkpoint.read), self._read(arrival.read)
         self.progress.begin("merging", None, "passes")
-        merged = self.rule.merge(at, base, held, target, objective, self.team)
+        merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team))
         at, details = at.settled(merged.facts), dict(merged.details)
-        if kept is not None:
+        if to.state is not None:
             for slot, tensors in merged.state.items():
                 for name, info in self.base.merged_infos.items():
-                    self._write(kept.sink, slot_name(slot, name), info, tensors[self.base.stored_as(name)])
-        if model is not None:
+                    self._write(to.state.sink, slot_name(slot, name), info, tensors[self.base.stored_as(name)])
+        if to.model is not None:
             deployed = merged.deployed
             if finished := self.rule.finish(deployed, objective, self.team):
                 deployed = finished[0]
                 details |= finished[1]
             for name, info in self.base.merged_infos.items():
-                self._write(model, name, info, self.rounded(name, deployed[self.base.stored_as(name)]))
+                self._write(to.model, name, info, self.rounded(name, deployed[self.base.stored_as(name)]))
         return at, details
 
     @property

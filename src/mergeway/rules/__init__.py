@@ -15,6 +15,7 @@ from mergeway.rules.registry import reference as reference
 from mergeway.rules.regmean import Regmean as Regmean
 from mergeway.rules.rule import ByRows as ByRows
 from mergeway.rules.rule import Fold as Fold
+from mergeway.rules.rule import Incoming as Incoming
 from mergeway.rules.rule import KeepsDeployed as KeepsDeployed
 from mergeway.rules.rule import Merged as Merged
 from mergeway.rules.rule import ModelRule as ModelRule

@@ -63,6 +63,20 @@ class Fold:
         return dataclasses.replace(self, facts={**self.facts, **facts})
 
 
+@dataclass(frozen=True)
+class Incoming:
+    """What a whole model's fold starts from: the base, the rule's state (empty at the first fold), the arrival and the loss.
+
+    `team` are the processes that work on it together.
+    """
+
+    base: Params
+    state: Mapping[str, Params]
+    arrival: Params
+    objective: Objective
+    team: Team = ALONE
+
+
 @dataclass
 class Merged:
     """The model after one arrival: the rule's new state, the deployed tensors, and what was measured on the way."""
@@ -128,16 +142,8 @@ class PartRule(Rule):
 class ModelRule(Rule):
     """Folds a whole model at once, with an objective."""
 
-    def merge(
-        self,
-        at: Fold,
-        base: Params,
-        state: dict[str, Params],
-        arrival: Params,
-        objective: Objective,
-        team: Team = ALONE,
-    ) -> Merged:
-        """The model after the k-th arrival; `state` is empty at the first."""
+    def merge(self, at: Fold, given: Incoming) -> Merged:
+        """The model after the k-th arrival."""
         raise NotImplementedError
 
     def finish(

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 
 from mergeway.calibration.objective import Objective
-from mergeway.core.ranks import ALONE, Team
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
+from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, SeesMatrices, WantsAnswers
 from mergeway.rules.start import find_start, size_of_update
 from mergeway.rules.teach import teach
 
@@ -54,22 +53,15 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     def asks_arrivals(self) -> bool:
         return not self.labels
 
-    def merge(
-        self,
-        at: Fold,
-        base: Params,
-        state: dict[str, Params],
-        arrival: Params,
-        objective: Objective,
-        team: Team = ALONE,
-    ) -> Merged:
+    def merge(self, at: Fold, given: Incoming) -> Merged:
+        base, state, arrival = given.base, given.state, given.arrival
         zeros = {n: torch.zeros_like(b) for n, b in base.items()}
         total = {n: state.get("sum", zeros)[n] + at.weight * (arrival[n] - b) for n, b in base.items()}
         carried = state.get("carried", zeros)
         facts = {"update": size_of_update(at, base, arrival)}
         if at.step == 1:
             return Merged({"sum": total, "carried": carried}, arrival, facts)
-        fit, judge = objective.split()
+        fit, judge = given.objective.split()
         ground = {n: b + carried[n] for n, b in base.items()}
         found = find_start(self.start, self.sees_matrix, at, total, ground, fit)
         start = found.directions.added(ground, found.directions.gains(self.shrink * found.scale))
@@ -83,7 +75,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         if fell_back:
             end = start
         facts |= found.facts | {"scale": self.shrink * found.scale}
-        facts |= {"steps": steps, "gradients": steps * _share(self.batch, objective)}
+        facts |= {"steps": steps, "gradients": steps * _share(self.batch, given.objective)}
         facts |= {"held_start": before, "held_end": after, "fell_back": float(fell_back)}
         taught = {n: self.carry * (carried[n] + end[n] - start[n]) for n in base}
         return Merged({"sum": total, "carried": taught}, end, facts, {"losses": losses})

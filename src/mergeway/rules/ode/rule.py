@@ -18,7 +18,7 @@ from mergeway.rules.ode.refine import refine
 from mergeway.rules.ode.schedule import operating_time
 from mergeway.rules.ode.solve import follow
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import ByRows, Fold, KeepsDeployed, Merged, ModelRule, Params, State, WantsSamples
+from mergeway.rules.rule import ByRows, Fold, Incoming, KeepsDeployed, Merged, ModelRule, Params, State, WantsSamples
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,11 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
             check_range(self, "time", 0.0, 1.0)
         self.plan()
 
-    def merge(
-        self,
-        at: Fold,
-        base: Params,
-        state: dict[str, Params],
-        arrival: Params,
-        objective: Objective,
-        team: Team = ALONE,
-    ) -> Merged:
+    def merge(self, at: Fold, given: Incoming) -> Merged:
         if at.step == 1:
-            return Merged({"model": arrival}, arrival)
+            return Merged({"model": given.arrival}, given.arrival)
         until = operating_time(at.weight, at.total, self.chosen().time)
-        path = self.path(state["model"], arrival, objective, until, team=team)
+        path = self.path(given.state["model"], given.arrival, given.objective, until, team=given.team)
         return Merged({"model": path.end}, path.end, path.facts(), {"trajectory": path.summary()})
 
     def path(
