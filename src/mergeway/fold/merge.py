@@ -23,10 +23,18 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
 from mergeway.errors import OptionError
 from mergeway.fold.card import model_card
-from mergeway.fold.extras import Given, with_extras
 from mergeway.fold.folder import Standing
 from mergeway.fold.outlets import InMemory, OnDisk
-from mergeway.fold.prepare import Arrival, Base, check_weight, prepare_arrival, prepare_base, task_name
+from mergeway.fold.prepare import (
+    Arrival,
+    Base,
+    Given,
+    check_weight,
+    prepare_arrival,
+    prepare_base,
+    task_name,
+    with_extras,
+)
 from mergeway.fold.stream import Folded, fold_stream, folder_of
 from mergeway.rules import Fold, Rule, make
 

@@ -12,9 +12,8 @@ from mergeway.calibration.memory import Bounds, CalibrationMemory
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint.heads import Head
 from mergeway.errors import OptionError, TrunkError
-from mergeway.fold.extras import Data
 from mergeway.fold.folder import Folder, Standing
-from mergeway.fold.prepare import Arrival, Base
+from mergeway.fold.prepare import Arrival, Base, Data
 from mergeway.rules.rule import Fold
 from mergeway.trunk.journal import Point, Record, now
 from mergeway.trunk.store import Store

@@ -20,8 +20,7 @@ from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
 from mergeway.errors import OptionError, TrunkError
-from mergeway.fold.extras import Given, with_extras
-from mergeway.fold.prepare import prepare_arrival, prepare_base, task_name
+from mergeway.fold.prepare import Given, prepare_arrival, prepare_base, task_name, with_extras
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
