@@ -25,8 +25,7 @@ from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
 from mergeway.rules import RULES, Rule, make, reference
-from mergeway.trunk.change import Change, record_of, refuse_twice
-from mergeway.trunk.commit import Commit
+from mergeway.trunk.commit import Change, Commit, record_of, refuse_twice
 from mergeway.trunk.journal import Record, now
 from mergeway.trunk.store import Store
 from mergeway.trunk.view import TrunkView
