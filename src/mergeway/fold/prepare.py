@@ -1,5 +1,4 @@
-"""What every fold starts from: a base and its arrivals, inspected and found to fit, under names that are free, with what the
-rule wants of them besides their weights."""
+"""What every fold starts from: a base and its arrivals, inspected, named and found to fit, with what a rule wants of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of a trunk under way: state, model and record are staged together, and committed together or not at all."""
+"""A change of a trunk under way: made under the lock, staged with its state, model and record, committed whole or not at all."""
 
 from __future__ import annotations
 
