@@ -1,4 +1,4 @@
-"""The directions in which a sum of updates can be scaled, the singular vectors of each matrix, and the search for one gain of all."""
+"""The directions in which a sum of updates can be scaled: the singular vectors of each matrix, under one common length."""
 
 from __future__ import annotations
 
