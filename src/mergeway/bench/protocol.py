@@ -24,6 +24,8 @@ class Cell:
     weights: tuple[float, ...]
     number: int
     samples: int
+    # Of each sample, for rules that ask the arrivals; by default as many as the number of samples says.
+    copies: int | None = None
 
     @property
     def key(self) -> str:
@@ -63,7 +65,14 @@ def parse_rule(text: str) -> tuple[str, dict[str, object], str]:
 
 
 def plan(
-    suite: Suite, rules: Sequence[str], lengths: Sequence[int], count: int, kind: str, samples: int, seed: int = 0
+    suite: Suite,
+    rules: Sequence[str],
+    lengths: Sequence[int],
+    count: int,
+    kind: str,
+    samples: int,
+    seed: int = 0,
+    copies: int | None = None,
 ) -> list[Cell]:
     """Every stream of a benchmark."""
     tasks = [t.name for t in suite.tasks]
@@ -73,5 +82,5 @@ def plan(
         for length in lengths:
             for number, order in enumerate(orders(tasks[:length], count, seed)):
                 weights = utilities(length, number, kind, seed)
-                cells.append(Cell(name, tuple(options.items()), label, order, weights, number, samples))
+                cells.append(Cell(name, tuple(options.items()), label, order, weights, number, samples, copies))
     return cells

@@ -35,6 +35,7 @@ class _Protocol(TypedDict):
 class Description(_Protocol, total=False):
     """What a run is, as run.json says it."""
 
+    copies: int
     tests: int
     autocast: bool
 
@@ -135,6 +136,7 @@ def bench(
     orders: int = 10,
     utilities: str = "uniform",
     samples: int = 1024,
+    copies: int | None = None,
     tests: int | None = None,
     out: Path | None = None,
     resume: bool = False,
@@ -153,7 +155,7 @@ def bench(
     _check(suite, lengths, orders, utilities, jobs, engine)
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
-    cells = plan(suite, rules, lengths, orders, utilities, samples)
+    cells = plan(suite, rules, lengths, orders, utilities, samples, copies=copies)
     description: Description = {
         "suite": suite.name,
         "rules": list(rules),
@@ -163,6 +165,8 @@ def bench(
         "samples": samples,
         "version": __version__,
     }
+    if copies is not None:
+        description["copies"] = copies
     if suite.tests:
         description["tests"] = suite.tests
     if suite.compute.autocast:

@@ -42,7 +42,8 @@ class FoldResult:
 def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iterator[FoldResult]:
     """Fold a stream and judge it after every fold; what was kept of it `underway` comes first and is not folded again."""
     rule = make(cell.rule, dict(cell.options))
-    objective = suite.objective(list(cell.order), size=cell.samples, seed=cell.number) if rule.needs else None
+    order = list(cell.order)
+    objective = suite.objective(order, size=cell.samples, seed=cell.number, copies=cell.copies) if rule.needs else None
     arrivals = [suite.task(name).expert for name in cell.order]
     folds, after = underway.read() if underway else ([], None)
     yield from folds

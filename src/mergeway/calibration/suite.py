@@ -79,9 +79,11 @@ class SuiteData:
         weights: Sequence[float] | None = None,
         size: int = DEFAULT_SIZE,
         seed: int = 0,
+        copies: int | None = None,
     ) -> SampleObjective:
         """The loss on calibration samples of these tasks, from their training data only."""
-        return SampleObjective(self.model, [self.samples(n, "train") for n in order], weights, size=size, seed=seed)
+        tasks = [self.samples(n, "train") for n in order]
+        return SampleObjective(self.model, tasks, weights, size=size, seed=seed, copies=copies)
 
 
 def _read(task: SuiteTask, split: str, head: Tensor, model: Encoder) -> Samples:

@@ -13,6 +13,8 @@ from mergeway.cli.objectives import ObjectiveOption
 
 if TYPE_CHECKING:
     from mergeway.bench.run import RunJson
+    from mergeway.bench.suite import Suite
+    from mergeway.core.progress import Progress
     from mergeway.model.compute import Compute
 
 
@@ -30,6 +32,13 @@ Orders = Annotated[
 ]
 Utilities = Annotated[str, typer.Option("--utilities", help="uniform, or random for a draw of weights per order.")]
 SampleCount = Annotated[int, typer.Option("--samples", help="Calibration samples in all, for rules that need them.")]
+Copies = Annotated[
+    int | None,
+    typer.Option("--copies", help="Copies of each sample that arrivals are asked about.", show_default="by --samples"),
+]
+Tune = Annotated[
+    bool, typer.Option("--tune", help="Add each rule with its one number chosen on the calibration samples.")
+]
 RunDirectory = Annotated[Path | None, typer.Option("--out", help="Keep the run in this directory.", show_default=False)]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Jobs = Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")]
@@ -65,6 +74,8 @@ def bench(
     orders: Orders = 10,
     utilities: Utilities = "uniform",
     samples: SampleCount = 1024,
+    copies: Copies = None,
+    tune: Tune = False,
     out: RunDirectory = None,
     resume: Resume = False,
     jobs: Jobs = 1,
@@ -91,13 +102,15 @@ def bench(
         make_paper(found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, as_json)
         return
     with progress() as bar:
+        found, lengths = find_suite(suite, compute), read_lengths(tasks)
         run = run_bench(
-            find_suite(suite).path,
-            chosen,
-            lengths=read_lengths(tasks),
+            found.path,
+            chosen + (tuned_rules(found, chosen, samples, orders, lengths, bar) if tune else []),
+            lengths=lengths,
             orders=orders,
             utilities=utilities,
             samples=samples,
+            copies=copies,
             out=out,
             resume=resume,
             jobs=jobs,
@@ -192,6 +205,19 @@ def path(
     ]
     columns = ("t", "loss", "γ", "alignment", *names)
     console().print(table(columns, cells, numbers=columns))
+
+
+def tuned_rules(
+    suite: Suite, rules: list[str], samples: int, orders: int, lengths: list[int] | None, bar: Progress
+) -> list[str]:
+    """Each rule with its best number, by the first order that is not reported, and a line on stderr about each."""
+    from mergeway.bench.tune import tune
+
+    found = tune(suite, rules, samples, orders, max(lengths) if lengths else None, bar)
+    for one in found:
+        tried = ", ".join(f"{value:g}: {loss:.3f}" for value, loss in one.losses.items())
+        typer.echo(f"tuned {one.text} (KL to the experts: {tried})", err=True)
+    return [one.text for one in found]
 
 
 def read_lengths(text: str | None) -> list[int] | None:
