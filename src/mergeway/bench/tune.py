@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,17 @@ def tune(
     loss = _answered(suite, order, samples, number)
     progress.begin("tuning", sum(len(GRIDS[rule][1]) for rule in chosen), "streams")
     return [_tuned(suite, rule, order, loss, progress) for rule in chosen]
+
+
+def tune_rules(
+    suite: Suite, rules: Sequence[str], samples: int, number: int, lengths: Sequence[int] | None, progress: Progress
+) -> list[str]:
+    """The same for a command: each rule as `bench` takes it, and a line on standard error about each choice."""
+    found = tune(suite, rules, samples, number, max(lengths) if lengths else None, progress)
+    for one in found:
+        tried = ", ".join(f"{value:g}: {loss:.3f}" for value, loss in one.losses.items())
+        print(f"tuned {one.text} (KL to the experts: {tried})", file=sys.stderr)
+    return [one.text for one in found]
 
 
 def _tuned(suite: Suite, rule: str, order: Sequence[str], loss: Objective, progress: Progress) -> Tuned:

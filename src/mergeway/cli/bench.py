@@ -13,8 +13,6 @@ from mergeway.cli.objectives import ObjectiveOption
 
 if TYPE_CHECKING:
     from mergeway.bench.run import RunJson
-    from mergeway.bench.suite import Suite
-    from mergeway.core.progress import Progress
     from mergeway.model.compute import Compute
 
 
@@ -88,6 +86,7 @@ def bench(
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
+    from mergeway.bench.tune import tune_rules
     from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.rules import RULES
@@ -105,7 +104,7 @@ def bench(
         found, lengths = find_suite(suite, compute), read_lengths(tasks)
         run = run_bench(
             found.path,
-            chosen + (tuned_rules(found, chosen, samples, orders, lengths, bar) if tune else []),
+            [*chosen, *(tune_rules(found, chosen, samples, orders, lengths, bar) if tune else [])],
             lengths=lengths,
             orders=orders,
             utilities=utilities,
@@ -205,19 +204,6 @@ def path(
     ]
     columns = ("t", "loss", "γ", "alignment", *names)
     console().print(table(columns, cells, numbers=columns))
-
-
-def tuned_rules(
-    suite: Suite, rules: list[str], samples: int, orders: int, lengths: list[int] | None, bar: Progress
-) -> list[str]:
-    """Each rule with its best number, by the first order that is not reported, and a line on stderr about each."""
-    from mergeway.bench.tune import tune
-
-    found = tune(suite, rules, samples, orders, max(lengths) if lengths else None, bar)
-    for one in found:
-        tried = ", ".join(f"{value:g}: {loss:.3f}" for value, loss in one.losses.items())
-        typer.echo(f"tuned {one.text} (KL to the experts: {tried})", err=True)
-    return [one.text for one in found]
 
 
 def read_lengths(text: str | None) -> list[int] | None:
