@@ -84,3 +84,16 @@ def plan(
                 weights = utilities(length, number, kind, seed)
                 cells.append(Cell(name, tuple(options.items()), label, order, weights, number, samples, copies))
     return cells
+
+
+def check_plan(suite: Suite, lengths: Sequence[int], orders: int, utilities: str, jobs: int, engine: str) -> None:
+    """Refuse streams that cannot be run."""
+    for length in lengths:
+        if not 1 <= length <= len(suite.tasks):
+            raise OptionError(f"--tasks {length}: suite '{suite.name}' has {len(suite.tasks)} tasks")
+    if utilities not in ("uniform", "random"):
+        raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
+    if orders < 1 or jobs < 1:
+        raise OptionError("--orders and --jobs must be at least 1")
+    if engine not in ("local", "ray"):
+        raise OptionError(f"--engine '{engine}': it takes local or ray")

@@ -13,7 +13,7 @@ from torch import Tensor
 from mergeway import __version__
 from mergeway.bench.files import RunFiles
 from mergeway.bench.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
-from mergeway.bench.protocol import Cell, plan
+from mergeway.bench.protocol import Cell, check_plan, plan
 from mergeway.bench.stream import FoldResult, matrix_of, run_cell
 from mergeway.bench.suite import Suite, load_suite
 from mergeway.core.progress import SILENT, Progress
@@ -152,7 +152,7 @@ def bench(
     """
     suite = suite if isinstance(suite, Suite) else load_suite(suite, tests, compute)
     lengths = lengths or [len(suite.tasks)]
-    _check(suite, lengths, orders, utilities, jobs, engine)
+    check_plan(suite, lengths, orders, utilities, jobs, engine)
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
     cells = plan(suite, rules, lengths, orders, utilities, samples, copies=copies)
@@ -188,18 +188,6 @@ def bench(
     if store:
         store.finish(run.finished())
     return run
-
-
-def _check(suite: Suite, lengths: Sequence[int], orders: int, utilities: str, jobs: int, engine: str) -> None:
-    for length in lengths:
-        if not 1 <= length <= len(suite.tasks):
-            raise OptionError(f"--tasks {length}: suite '{suite.name}' has {len(suite.tasks)} tasks")
-    if utilities not in ("uniform", "random"):
-        raise OptionError(f"--utilities '{utilities}': it takes uniform or random")
-    if orders < 1 or jobs < 1:
-        raise OptionError("--orders and --jobs must be at least 1")
-    if engine not in ("local", "ray"):
-        raise OptionError(f"--engine '{engine}': it takes local or ray")
 
 
 def _work(
