@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -57,6 +58,50 @@ def test_the_bias_is_what_the_paper_says_and_falls(distance, suite, tmp_path):
     assert record.kind == "align" and trunk.verify() == []
     trunk.rollback(2)
     assert all(torch.equal(trunk.params()[n], merged[n]) for n in merged)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e3])
+def test_the_steps_are_those_of_adam_on_a_clipped_gradient(clip, suite):
+    """By hand, in NumPy: pooled outputs, the gradient of the mean square, its length cut, Adam without decay."""
+    from transformers import CLIPVisionModelWithProjection
+
+    from mergeway.calibration.alignment import align
+
+    def tensors(name):
+        return CLIPVisionModelWithProjection.from_pretrained(suite.task(name).expert).eval()
+
+    merged, previous = tensors("bees"), tensors("ants")
+    pixels = suite.samples("bees", "train").inputs["images"].permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        pooled = merged.vision_model(pixel_values=pixels).pooler_output.double().numpy()
+        goal = previous(pixel_values=pixels).image_embeds.double().numpy()
+    w = merged.visual_projection.weight.detach().double().numpy()
+    m, v, step = np.zeros_like(w), np.zeros_like(w), 0
+    for epoch in range(3):
+        order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(epoch)).numpy()
+        for rows in (order[:10], order[10:20], order[20:]):
+            away = pooled[rows] @ w.T - goal[rows]
+            g = 2 * away.T @ pooled[rows] / away.size
+            g *= min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+            step += 1
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            w = w - 0.02 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+    how = Alignment(lr=0.02, epochs=3, batch=10, clip=clip)
+    models = [{n: p.detach() for n, p in model.named_parameters()} for model in (merged, previous)]
+    moved = align(suite.model, *models, suite.samples("bees", "train"), how).moved
+    assert list(moved) == ["visual_projection.weight"]
+    np.testing.assert_allclose(moved["visual_projection.weight"].numpy(), w, atol=2e-5)
+
+
+def test_the_released_rate_for_domains_moves_nothing(suite):
+    from mergeway.calibration.alignment import align
+
+    models = [
+        dict(suite.model.module.named_parameters()),
+        {n: p + 0.1 for n, p in suite.model.module.named_parameters()},
+    ]
+    done = align(suite.model, *models, suite.samples("bees", "train"), Alignment(lr=0.0))
+    assert done.before == done.after > 0
 
 
 @pytest.mark.parametrize("rule", ["fisher", "average"])

@@ -102,8 +102,9 @@ def test_training_lowers_the_loss_from_every_start(suite, tmp_path):
 
 
 def test_lwf_and_ewc_stay_nearer_to_the_start(suite, tmp_path):
+    sample = {"ewc_fisher": "per-sample"}
     free = Training(steps=15, lr=5e-3)
-    finetune(suite, "ants", tmp_path / "first", Training(steps=15, lr=5e-3, ewc=1e-3))
+    finetune(suite, "ants", tmp_path / "first", Training(steps=15, lr=5e-3, ewc=1e-3, **sample))
     start = load_file(tmp_path / "first" / "model.safetensors")
 
     def moved(how):
@@ -112,11 +113,13 @@ def test_lwf_and_ewc_stay_nearer_to_the_start(suite, tmp_path):
 
     plain = moved(free)
     assert moved(Training(steps=15, lr=5e-3, lwf=30.0)) < plain
-    assert moved(Training(steps=15, lr=5e-3, ewc=1e6)) < 0.9 * plain
+    assert moved(Training(steps=15, lr=5e-3, ewc=1e6, **sample)) < 0.9 * plain
     fisher = load_file(tmp_path / "first" / "fisher.safetensors")
     for name, square in tiny.per_sample_fisher(suite, "ants", tmp_path / "first").items():
         assert torch.allclose(fisher[name], square, rtol=1e-3, atol=1e-8), name
-    finetune(suite, "bees", tmp_path / "second", Training(steps=2, lr=5e-3, ewc=1.0), start=tmp_path / "first")
+    finetune(
+        suite, "bees", tmp_path / "second", Training(steps=2, lr=5e-3, ewc=1.0, **sample), start=tmp_path / "first"
+    )
     later = load_file(tmp_path / "second" / "fisher.safetensors")
     own = tiny.per_sample_fisher(suite, "bees", tmp_path / "second")
     for name, square in own.items():
@@ -161,6 +164,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(suite, tmp_path):
         (("ants", "--freeze", "["), "not a regular expression"),
         (("ants", "--start", "nowhere"), "nowhere"),
         (("ants", "--save-every", "0"), "--save-every is 0"),
+        (("ants", "--classes", "mine"), "--classes is 'mine'"),
+        (("ants", "--lwf", "--lwf-classes", "odl"), "did you mean 'old'"),
+        (("ants", "--ewc", "--ewc-fisher", "exact"), "--ewc-fisher is 'exact'"),
+        (("bees", "--lwf", "--learned", "nope"), "has no task 'nope'"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(words, said, suite, tmp_path, call):

@@ -29,6 +29,7 @@ class Alignment:
     epochs: int = 1
     lr: float = 1e-4
     batch: int = 128
+    clip: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,8 +38,10 @@ class Alignment:
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least 1")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise OptionError(f"--lr is {self.lr}; it must be positive and finite")
+        if not (self.lr >= 0 and math.isfinite(self.lr)):
+            raise OptionError(f"--lr is {self.lr}; it must be at least 0 and finite")
+        if not self.clip > 0:
+            raise OptionError(f"--clip is {self.clip}; it must be positive")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def align(
             for part in torch.split(rows, size):
                 loss = measure(model.embed(params, samples.rows(part).inputs), goal[part])
                 torch.autograd.backward(loss * (len(part) / len(rows)))
+            torch.nn.utils.clip_grad_norm_([params[n] for n in names], how.clip)
             optimiser.step()  # pyright: ignore[reportUnknownMemberType]
             progress.advance(len(rows))
     moved = {n: params[n].detach().cpu() for n in names}

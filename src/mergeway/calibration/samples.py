@@ -45,6 +45,14 @@ class Samples:
         inputs = {k: v[index] for k, v in self.inputs.items()}
         return replace(self, inputs=inputs, labels=self.labels[index], answers=answers, tops=tops)
 
+    def among(self, classes: Sequence[int]) -> Samples:
+        """The same examples, to be told apart among these rows of the head only."""
+        if not isinstance(self.head, Tensor):
+            raise OptionError(f"the classes of '{self.task}' cannot be told apart alone: its head is not one matrix")
+        index = torch.full((len(self.head),), UNKNOWN)
+        index[list(classes)] = torch.arange(len(classes))
+        return replace(self, head=self.head[list(classes)], labels=index[self.labels])
+
     @property
     def labelled(self) -> bool:
         """Whether somebody has labelled them; tokens are their own labels."""

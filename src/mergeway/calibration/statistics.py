@@ -20,18 +20,31 @@ from mergeway.model.model import Network
 def fisher_diagonal(predict: Predict, params: Params, samples: Samples) -> dict[str, Tensor]:
     """The empirical Fisher's diagonal: the mean over samples of the squared gradient of each sample's own loss."""
     require_labels(samples, "an empirical Fisher needs them where there are no --moments")
+    return _mean_squares(predict, params, samples, 1, predicted=False)
+
+
+def fisher_of_batches(predict: Predict, params: Params, samples: Samples, batch: int) -> dict[str, Tensor]:
+    """The mean over batches of the squared gradient of a batch's mean loss, by the labels that the model itself predicts."""
+    return _mean_squares(predict, params, samples, batch, predicted=True)
+
+
+def _mean_squares(
+    predict: Predict, params: Params, samples: Samples, size: int, *, predicted: bool
+) -> dict[str, Tensor]:
     compute = compute_of(predict)
     wide = {n: p.detach().float() for n, p in params.items() if p.is_floating_point()}
     leaves = {n: p.requires_grad_() for n, p in compute.put(wide).items()}
     squares = {n: torch.zeros_like(p, requires_grad=False) for n, p in leaves.items()}
-    for i in range(len(samples)):
-        row = samples.rows(slice(i, i + 1)).trimmed()
-        loss = cross_entropy(predict(leaves, row.inputs, row.head), row.labels)
+    starts = range(0, len(samples), size)
+    for i in starts:
+        rows = samples.rows(slice(i, i + size)).trimmed()
+        logits = predict(leaves, rows.inputs, rows.head)
+        loss = cross_entropy(logits, logits.detach().argmax(-1) if predicted else rows.labels)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = cast("Sequence[Tensor | None]", found)
         for square, gradient in zip(squares.values(), gradients, strict=True):
             if gradient is not None:
-                square.addcmul_(gradient, gradient, value=1 / len(samples))
+                square.addcmul_(gradient, gradient, value=1 / len(starts))
     return {n: square.cpu() for n, square in squares.items()}
 
 

@@ -41,6 +41,24 @@ Freeze = Annotated[
     str | None,
     typer.Option("--freeze", metavar="REGEX", help="Parameters that stay as they are.", show_default=False),
 ]
+Classes = Annotated[
+    str, typer.Option("--classes", help="Of a class-incremental task, the classes its loss is over: own or all.")
+]
+LwfClasses = Annotated[
+    str, typer.Option("--lwf-classes", help="What --lwf distils: old classes, from the second task on, or all.")
+]
+EwcFisher = Annotated[
+    str, typer.Option("--ewc-fisher", help="How --ewc measures the Fisher information: per-batch or per-sample.")
+]
+Learned = Annotated[
+    str | None,
+    typer.Option(
+        "--learned",
+        metavar="TASKS",
+        help="The tasks that the start has learned, with commas, where it does not say so itself.",
+        show_default=False,
+    ),
+]
 SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")]
 
 
@@ -54,9 +72,13 @@ def finetune(
     tangent: Tangent = False,
     lwf: Lwf = False,
     lwf_weight: LwfWeight = 0.3,
+    lwf_classes: LwfClasses = "old",
+    learned: Learned = None,
     temperature: Temperature = 2.0,
     ewc: Ewc = False,
     ewc_weight: EwcWeight = 1e6,
+    ewc_fisher: EwcFisher = "per-batch",
+    classes: Classes = "own",
     epochs: Epochs = 10,
     steps: Steps = None,
     lr: Rate = 1e-5,
@@ -81,23 +103,15 @@ def finetune(
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
     distil, penalty = lwf_weight if lwf else 0.0, ewc_weight if ewc else 0.0
-    training = train.Training(
-        epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent, distil, temperature, penalty, freeze
-    )
+    chosen = {"classes": classes, "lwf_classes": lwf_classes, "ewc_fisher": ewc_fisher}
+    loop = (epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent)
+    training = train.Training(*loop, distil, temperature, penalty, freeze, **chosen)  # type: ignore[arg-type]
     found = find_suite(suite, compute)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
+    behind = learned.split(",") if learned is not None else None
+    rest = {"start": start, "learned": behind, "save_every": save_every, "force": force, "command": command_line()}
     with progress() as bar:
-        done = train.finetune(
-            found,
-            names,
-            out,
-            training,
-            start=start,
-            save_every=save_every,
-            force=force,
-            command=command_line(),
-            progress=bar,
-        )
+        done = train.finetune(found, names, out, training, **rest, progress=bar)  # type: ignore[arg-type]
     last = done.log[-1]
     if as_json:
         print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
@@ -163,6 +177,7 @@ def align(
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over the data.")] = 1,
     lr: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 1e-4,
     batch: Annotated[int, typer.Option("--batch", help="Examples a step.")] = 128,
+    clip: Annotated[float, typer.Option("--clip", help="The longest gradient.")] = 1.0,
     tangent: Annotated[bool, typer.Option("--tangent", help="Align features in the tangent space.")] = False,
     no_wait: NoWait = False,
     as_json: Json = False,
@@ -176,7 +191,7 @@ def align(
     from mergeway.cli.display import console, print_json, progress
     from mergeway.trunk import Trunk
 
-    how = Alignment(module, distance, epochs, lr, batch)  # type: ignore[arg-type]
+    how = Alignment(module, distance, epochs, lr, batch, clip)  # type: ignore[arg-type]
     with progress() as bar:
         record = Trunk.open(trunk, compute=compute, progress=bar).align(
             data, head, how, tangent=tangent, wait=not no_wait

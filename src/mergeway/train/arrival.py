@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,58 +15,61 @@ from mergeway.checkpoint.directory import copy_side_files, staged_directory, wri
 from mergeway.checkpoint.moments import FILE, write_moments
 from mergeway.core.files import write_text
 from mergeway.train.regularisers import FISHER, write_fisher
-from mergeway.train.training import Start, Training
+from mergeway.train.start import SETTINGS
+from mergeway.train.training import Training
 
 if TYPE_CHECKING:
-    from mergeway.calibration.suite import SuiteData
     from mergeway.train.loop import Finetuned
 
-LOG, SETTINGS = "training.jsonl", "training.json"
+LOG = "training.jsonl"
 BETA2 = 0.999
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What training.json says: where the arrival comes from, the tasks it has learned, and how."""
+
+    suite: str
+    tasks: list[str]
+    learned: list[str]
+    start: str
+    steps: int
+    training: Training
+    command: str | None
+
+    def as_json(self) -> dict[str, object]:
+        """Its entries."""
+        made: dict[str, object] = {
+            "suite": self.suite,
+            "tasks": self.tasks,
+            "learned": self.learned,
+            "start": self.start,
+        }
+        return made | {"steps": self.steps, "beta2": BETA2, **asdict(self.training), "command": self.command}
+
+
 def write_arrival(
-    out: Path,
-    base: Checkpoint,
-    done: Finetuned,
-    fisher: Mapping[str, Tensor],
-    steps: int,
-    training: Training,
-    tasks: list[str],
-    suite: SuiteData,
-    start: Start,
-    command: str | None,
-    force: bool,
+    out: Path, base: Checkpoint, done: Finetuned, fisher: Mapping[str, Tensor], settings: Settings, force: bool
 ) -> None:
     """Write it all, or nothing."""
-    settings = {
-        "suite": suite.name,
-        "tasks": tasks,
-        "start": str(start) if isinstance(start, str | Path) else "base" if start is None else "tensors",
-        "steps": steps,
-        "beta2": BETA2,
-        **asdict(training),
-        "command": command,
-    }
     with staged_directory(out, force) as stage:
         model = ModelWriter(stage, base.infos)
         for name, info in base.infos.items():
             model.write(name, 0, done.params[name] if info.merges else base.read(name))
         model.finish()
         copy_side_files(base.directory, stage)
-        write_moments(stage / FILE, done.moments, steps, BETA2)
+        write_moments(stage / FILE, done.moments, settings.steps, BETA2)
         if fisher:
             write_fisher(stage / FISHER, fisher)
         write_text(stage / LOG, "".join(json.dumps(row) + "\n" for row in done.log))
-        write_text(stage / SETTINGS, json.dumps(settings, indent=2) + "\n")
-        write_card(stage, _card(base, suite.name, tasks, training.tangent, steps, command))
+        write_text(stage / SETTINGS, json.dumps(settings.as_json(), indent=2) + "\n")
+        write_card(stage, _card(base, settings))
 
 
-def _card(base: Checkpoint, suite: str, tasks: list[str], tangent: bool, steps: int, command: str | None) -> str:
-    how = "in the tangent space of the base" if tangent else "by plain fine-tuning"
-    names = ", ".join(tasks)
+def _card(base: Checkpoint, settings: Settings) -> str:
+    how = "in the tangent space of the base" if settings.training.tangent else "by plain fine-tuning"
+    made = f"\n```sh\n{settings.command}\n```\n" if settings.command else ""
     return (
-        f"# {names}\n\nTuned from {base.source} on {names} of suite {suite}, "
-        f"{how}, {steps} steps. `moments.safetensors` holds Adam's second moments.\n"
-        + (f"\n```sh\n{command}\n```\n" if command else "")
+        f"# {', '.join(settings.tasks)}\n\nTuned from {base.source} on {', '.join(settings.tasks)} of suite {settings.suite}, "
+        f"{how}, {settings.steps} steps. `moments.safetensors` holds Adam's second moments.\n{made}"
     )

@@ -21,11 +21,12 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
-from mergeway.train.arrival import write_arrival
+from mergeway.train.arrival import Settings, write_arrival
+from mergeway.train.classes import among_own, distilled_heads, matrix_of
 from mergeway.train.interrupted import Saved, State
 from mergeway.train.regularisers import distillation, penalty, read_fisher, running_fisher
+from mergeway.train.start import Begun, open_start
 from mergeway.train.training import Start, Training
-from mergeway.trunk import Trunk
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def finetune(
     training: Training | None = None,
     *,
     start: Start = None,
+    learned: Sequence[str] | None = None,
     save_every: int = 100,
     force: bool = False,
     command: str | None = None,
@@ -52,29 +54,32 @@ def finetune(
 ) -> Finetuned:
     """Tune a suite's model on a task (several: jointly) and write the arrival, or only return it when `out` is None.
 
-    `start` is the base unless it names an expert, a trunk or tensors. Killed and called again, it goes on to the same bits.
+    `start` is the base unless it names an expert, a trunk or tensors; `learned` are the tasks behind it, where it does not say
+    so itself. Killed and called again, it goes on to the same bits.
     """
     training = training or Training()
     names = [tasks] if isinstance(tasks, str) else list(tasks)
     data = [require_labels(suite.samples(name, "train"), "training needs them") for name in names]
     base = open_checkpoint(suite.base)
-    begun, folder = _open_start(base, start)
+    begun = open_start(base, start, learned)
     goal = Path(out) if out is not None else None
     if goal is not None:
         check_free(goal, force)
-        check_apart(goal, [str(suite.base), *([str(folder)] if folder else [])])
-    work = _Work(suite, data, base, begun, folder, training)
+        check_apart(goal, [str(suite.base), *([str(begun.folder)] if begun.folder else [])])
+    work = _Work(suite, among_own(suite, names, data, training), base, begun, training)
     described = {
         "suite": suite.name,
         "tasks": names,
-        "start": inspect_checkpoint(begun).digest,
+        "start": inspect_checkpoint(begun.checkpoint).digest,
         "training": json.dumps(asdict(training)),
     }
     state = State(goal, described) if goal is not None else None
     work.run(state, save_every, progress)
     done = Finetuned(goal, work.tensors(), work.moments(), work.log)
     if goal is not None and state is not None:
-        write_arrival(goal, base, done, work.fisher_after(), work.step, training, names, suite, start, command, force)
+        behind = [*(begun.learned or ()), *names]
+        settings = Settings(suite.name, names, behind, _named(start), work.step, training, command)
+        write_arrival(goal, base, done, work.fisher_after(), settings, force)
         state.drop()
     return done
 
@@ -87,14 +92,13 @@ class _Work:
         suite: SuiteData,
         data: list[Samples],
         base: Checkpoint,
-        begun: Checkpoint,
-        folder: Path | None,
+        begun: Begun,
         training: Training,
     ) -> None:
         self.training, self.data, self.log, self.step = training, data, [], 0
         names = [n for n, i in base.infos.items() if i.merges]
         self._compute = suite.compute
-        self._anchor = self._compute.put({n: begun.read(n).float() for n in names})
+        self._anchor = self._compute.put({n: begun.checkpoint.read(n).float() for n in names})
         frozen = _pattern(training.freeze)
         self.params = {n: t.clone() for n, t in self._anchor.items()}
         self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
@@ -106,8 +110,9 @@ class _Work:
         self.optimiser = torch.optim.AdamW(
             list(self.trained.values()), lr=training.lr, weight_decay=training.weight_decay
         )
-        self._fisher = read_fisher(folder, self.params) if training.ewc else {}
+        self._fisher = read_fisher(begun.folder, self.params) if training.ewc else {}
         self._guard = self._compute.put(self._fisher)
+        self._taught = distilled_heads(suite, [d.task for d in data], begun.learned, training)
         # Every example of every task, as (task, number).
         self._examples = [(k, i) for k, samples in enumerate(data) for i in range(len(samples))]
 
@@ -154,13 +159,17 @@ class _Work:
             index = torch.tensor([i for j, i in examples if j == k], dtype=torch.long)
             if not len(index):
                 continue
-            batch = task.rows(index)
-            logits = self.predict(self.params, batch.inputs, batch.head)
-            loss = functional.cross_entropy(logits, batch.labels)
-            if self.training.lwf:
+            batch, old = task.rows(index), self._taught[k]
+            head = batch.head if old is None else torch.cat([matrix_of(batch), old])
+            logits = self.predict(self.params, batch.inputs, head)
+            own = logits if old is None else logits[:, : -len(old)]
+            loss = functional.cross_entropy(own, batch.labels)
+            if old is not None:
                 with torch.no_grad():
-                    taught = self.predict(self._anchor, batch.inputs, batch.head)
-                loss = loss + self.training.lwf * distillation(logits, taught, self.training.temperature)
+                    taught = self.predict(self._anchor, batch.inputs, old)
+                loss = loss + self.training.lwf * distillation(
+                    logits[:, -len(old) :], taught, self.training.temperature
+                )
             total = total + loss * (len(index) / whole)
         return total
 
@@ -191,20 +200,12 @@ class _Work:
         """The Fisher information to hand on, for EWC."""
         if not self.training.ewc:
             return {}
-        return running_fisher(self.predict, self.tensors(), self.data, self._fisher)
+        return running_fisher(self.predict, self.tensors(), self.data, self._fisher, self.training)
 
 
-def _open_start(base: Checkpoint, start: Start) -> tuple[Checkpoint, Path | None]:
-    """What to start from, and the directory it lies in if it is an arrival."""
-    if start is None:
-        return base, None
-    if isinstance(start, str | Path) and (Path(start) / "trunk.json").exists():
-        return Trunk.open(start).deployed(), None
-    opened = open_checkpoint(start, base)
-    for name, info in base.infos.items():
-        if info.merges and (name not in opened.infos or opened.infos[name].shape != info.shape):
-            raise OptionError(f"{opened.source}: tensor '{name}' is missing or of another shape; it is another model")
-    return opened, opened.directory
+def _named(start: Start) -> str:
+    """A start in the words of training.json."""
+    return str(start) if isinstance(start, str | Path) else "base" if start is None else "tensors"
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from mergeway.calibration.loss import Predict
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
-from mergeway.calibration.statistics import fisher_diagonal
+from mergeway.calibration.statistics import fisher_diagonal, fisher_of_batches
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.writer import save_tensors
 from mergeway.errors import CheckpointError
+from mergeway.train.training import Training
 
 FISHER = "fisher.safetensors"
 DECAY = 0.5  # what the Fisher information of earlier tasks counts against the latest
@@ -45,13 +46,25 @@ def read_fisher(start: Path | None, params: Params) -> dict[str, Tensor]:
     return {name: file.read(name) for name in file.infos}
 
 
-def running_fisher(predict: Predict, params: Params, tasks: list[Samples], before: Params) -> dict[str, Tensor]:
-    """The Fisher information after this task: that of its own samples, averaged with what was known before."""
+def running_fisher(
+    predict: Predict, params: Params, tasks: list[Samples], before: Params, how: Training
+) -> dict[str, Tensor]:
+    """The Fisher information after this task: that of its own samples, averaged with what was known before.
+
+    As released (`per-batch`) the average begins with nothing known, so that the first task's counts half.
+    """
     new: dict[str, Tensor] = {}
     for task in tasks:
-        for name, square in fisher_diagonal(predict, params, draw(task, DEFAULT_SIZE // len(tasks))).items():
+        samples = draw(task, DEFAULT_SIZE // len(tasks))
+        if how.ewc_fisher == "per-batch":
+            squares = fisher_of_batches(predict, params, samples, how.batch)
+        else:
+            squares = fisher_diagonal(predict, params, samples)
+        for name, square in squares.items():
             new[name] = new.get(name, 0) + square / len(tasks)
-    return {name: DECAY * before[name] + (1 - DECAY) * v if name in before else v for name, v in new.items()}
+    if how.ewc_fisher == "per-sample" and not before:
+        return new
+    return {name: DECAY * before.get(name, 0) + (1 - DECAY) * v for name, v in new.items()}
 
 
 def write_fisher(path: Path, fisher: Params) -> None:

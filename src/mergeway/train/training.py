@@ -6,11 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mergeway.errors import OptionError
+from mergeway.errors import OptionError, suggest
+
+# The classes of a loss: a class-incremental task's own, or the whole head.
+Classes = Literal["own", "all"]
+# What LwF distils: the classes of earlier tasks, none at the first, or the whole head from the first task on.
+LwfClasses = Literal["old", "all"]
+# EWC's Fisher: squares of batch means on predicted labels, or of each sample's gradient on its own label.
+EwcFisher = Literal["per-batch", "per-sample"]
 
 Start = str | Path | Mapping[str, Tensor] | None  # an expert, a trunk or tensors; None is the base
 
@@ -32,6 +40,9 @@ class Training:
     temperature: float = 2.0
     ewc: float = 0.0
     freeze: str | None = None
+    classes: Classes = "own"
+    lwf_classes: LwfClasses = "old"
+    ewc_fisher: EwcFisher = "per-batch"
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch", 1), ("lr", 0), ("weight_decay", 0), ("lwf", 0), ("ewc", 0)):
@@ -45,6 +56,10 @@ class Training:
         for name in ("clip", "temperature"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"--{name} is {getattr(self, name)}; it must be positive")
+        for name, known in (("classes", Classes), ("lwf_classes", LwfClasses), ("ewc_fisher", EwcFisher)):
+            value, words = getattr(self, name), get_args(known)
+            if value not in words:
+                raise OptionError(f"--{name.replace('_', '-')} is '{value}'; {suggest(str(value), words)}")
         if self.lwf and self.ewc:
             raise OptionError("--lwf and --ewc: give one of them")
 

@@ -150,14 +150,14 @@ def test_a_preset_fills_in_what_was_left_alone():
     assert Ode().chosen() == Ode()
     released = Ode(preset="released").chosen()
     assert (released.step, released.guidance, released.task_norm) == (0.01, 0.24, 0.25)
-    assert (released.barrier, released.refine) == ("per-task", 80)
+    assert (released.barrier, released.refine, released.refine_by) == ("released", 80, "released")
     own = Ode(preset="released", step=0.02, refine=3, barrier="none").chosen()
     assert (own.step, own.guidance, own.refine, own.barrier) == (0.02, 0.24, 3, "none")
 
 
 def test_a_preset_is_the_options_it_names(suite):
     objective = suite.objective(["ants", "bees"])
-    preset = mw.merge(suite.base, experts(suite)[:2], "ode", None, objective, preset="released", step=0.1, refine=3)
+    preset = mw.merge(suite.base, experts(suite)[:2], "ode", None, objective, preset="exact", step=0.1, refine=3)
     spelled = mw.merge(
         suite.base,
         experts(suite)[:2],
@@ -186,10 +186,10 @@ def test_a_preset_is_the_options_it_names(suite):
         ({"refine": 1.5}, "whole number"),
         ({"metric": "euclid"}, "euclidean or layer or diagonal"),
         ({"barrier": "high"}, "none or path or per-task"),
-        ({"preset": "published"}, "paper or released"),
+        ({"preset": "published"}, "paper or exact or released"),
         ({"solver": "heun", "certify": True}, "certify needs the solver"),
         ({"barrier": "per-task", "solver": "rk4"}, "per-task goes with solver=euler"),
-        ({"preset": "released", "certify": "true"}, "per-task goes with"),
+        ({"preset": "exact", "certify": "true"}, "per-task goes with"),
         ({"stepsize": 0.1}, "did you mean 'step'"),
     ],
 )

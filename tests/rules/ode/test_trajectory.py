@@ -134,6 +134,18 @@ def test_adaptive_follows_its_tolerance(seed):
     assert relative(vector(tight.end), exact, land) <= 0.002
 
 
+@pytest.mark.parametrize(
+    "options", [{"guidance": 0.24}, {"guidance": 1.0, "certify": True}, {"guidance": 0.24, "barrier": "none"}]
+)
+def test_adaptive_reaches_its_end_under_guidance(options):
+    """Guidance bends the path ever more as t → 1; steps have a shortest length all the same, a five-hundredth of the way."""
+    for seed in range(4):
+        land = hills(seed)
+        path = mw.trajectory(*land.ends(), land.torch_loss, 1.0, "adaptive", **options)
+        assert path.times[-1] == 1.0
+        assert path.evaluations <= 2 * 500
+
+
 def test_adaptive_looks_seldom_where_the_path_is_straight():
     land = falling()
     path = mw.trajectory(*land.ends(), land.torch_loss, 0.5, "adaptive")

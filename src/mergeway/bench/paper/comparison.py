@@ -10,6 +10,7 @@ import numpy as np
 from mergeway.bench import Run
 from mergeway.bench.metrics import acc, bwt
 from mergeway.bench.paper.continual import continual_streams
+from mergeway.bench.paper.published import as_published, note_of
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.bench.protocol import parse_rule
@@ -32,20 +33,23 @@ def accuracy_and_transfer(study: Study) -> Table:
 
 
 def weighted(study: Study) -> Table:
-    """Table 1 under random utilities, which every rule and both metrics are given."""
+    """Table 1 under random utilities, which every rule and both metrics are given; task arithmetic and TIES as App. D has them."""
     title = "Utility-weighted ACC and BWT by rule and stream length"
     note = "A draw of utilities for each order, normalised to sum 1, given to every rule and to both metrics."
     return _by_length(study, "random", "ode-m-2", title, [], note)
 
 
 def _by_length(study: Study, utilities: str, name: str, title: str, rows: list[list[Entry]], note: str = "") -> Table:
-    runs = [study.run(study.rules, n, utilities) for n in study.lengths]
+    ran = [as_published(study.rules, n, utilities) for n in study.lengths]
+    runs = [study.run(list(rules.values()), n, utilities) for rules, n in zip(ran, study.lengths, strict=True)]
+    note = f"{note} {note_of(study.rules, study.lengths)}".strip()
     mark = "" if utilities == "uniform" else "_w"
     breaks = [len(rows)] if rows else []
     found = [{row["rule"]: _metrics(row) for row in run.rows()} for run in runs]
     for place, metric in enumerate(("ACC", "BWT")):
         block: list[list[Entry]] = [
-            [metric + mark, rule, *(metrics[rule][place] for metrics in found)] for rule in study.rules
+            [metric + mark, shown, *(by[rules[shown]][place] for by, rules in zip(found, ran, strict=True))]
+            for shown in ran[0]
         ]
         rows = [*rows, *mark_best(block)]
         breaks.append(len(rows))
@@ -55,12 +59,14 @@ def _by_length(study: Study, utilities: str, name: str, title: str, rows: list[l
 
 def all_metrics(study: Study) -> Table:
     """Every metric at the longest stream: what a run knows beyond the papers' two."""
-    found = {row["rule"]: row for row in study.run(study.rules).rows()}
-    rows: list[list[Entry]] = [[rule, *_metrics(found[rule])] for rule in study.rules]
+    ran = as_published(study.rules, study.longest)
+    found = {row["rule"]: row for row in study.run(list(ran.values())).rows()}
+    rows: list[list[Entry]] = [[shown, *_metrics(found[rule])] for shown, rule in ran.items()]
     best = [[row[0], *cells] for row, cells in zip(rows, _best_metrics([r[1:] for r in rows]), strict=True)]
     title = f"ACC, BWT, forgetting, forward transfer and share of the gap closed, {study.longest} tasks of {study.suite.name}"
     columns = ("rule", "ACC", "BWT", "forgetting", "FWT", "gap closed")
-    return Table("metrics", title, columns, best, _note(study, "Forgetting is better the lower; all in percent."))
+    note = f"Forgetting is better the lower; all in percent. {note_of(study.rules, [study.longest])}".strip()
+    return Table("metrics", title, columns, best, _note(study, note))
 
 
 def _metrics(row: RunRow) -> list[Entry]:

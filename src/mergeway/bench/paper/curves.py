@@ -9,6 +9,7 @@ import numpy as np
 
 from mergeway.bench import Run
 from mergeway.bench.paper import style
+from mergeway.bench.paper.published import as_published
 from mergeway.bench.paper.study import Study, with_option
 
 if TYPE_CHECKING:
@@ -26,15 +27,16 @@ def over_the_stream(run: Run, rule: str) -> np.ndarray:
 
 def accuracy_over_tasks(study: Study) -> Figure:
     """ACC over the number of tasks folded, with a band of one standard deviation over the orders."""
-    run = study.run(study.featured)
+    ran = as_published(study.featured, study.longest)
+    run = study.run(list(ran.values()))
     figure = style.new_figure(6.2, 3.8)
     axes = figure.add_subplot()
     x = np.arange(1, study.longest + 1)
-    for number, rule in enumerate(study.featured):
+    for number, (shown, rule) in enumerate(ran.items()):
         curves = over_the_stream(run, rule)
         mean, std = curves.mean(0), curves.std(0)
         style.band(axes, x, mean, std, number)
-        axes.plot(x, mean, label=rule, **style.line(number))
+        axes.plot(x, mean, label=shown, **style.line(number))
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
     for side in ("experts", "base"):
         level = float(np.mean([study.ends[side][t] for t in tasks]))

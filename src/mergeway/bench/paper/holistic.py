@@ -16,6 +16,7 @@ from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.calibration.description import CLASSIFIERS
 
+TUNED = ("LwF", "EWC", "EWC, per sample", "fine-tuning", "interpolation", "merge", "ours")
 ABLATION = ("fine-tuning", "merge", "merge, tangent", "ours")  # the paper's rows, each with one stage more
 
 
@@ -30,14 +31,14 @@ def domain_incremental(study: Study) -> Table:
 
 
 def _methods(study: Study, name: str, kind: str) -> Table:
-    found = results(study, ["zero-shot", "joint", "merged", "LwF", "EWC", "fine-tuning", "interpolation", "ours"])
+    found = results(study, ["zero-shot", "joint", "merged", *TUNED])
 
     def row(memory: str, method: str) -> list[Entry]:
         means = [[float(np.mean(one[c])) for one in found[method]] for c in CLASSIFIERS]
         return [memory, method, *map(over_orders, means)]
 
     merged = [row("Θ(N)" if method == "TIES" else "Θ(1)", method) for method in MERGED]
-    tuned = [row("Θ(1)", method) for method in ("LwF", "EWC", "fine-tuning", "interpolation", "ours")]
+    tuned = [row("Θ(1)", method) for method in TUNED]
     rows = [row("Θ(1)", "zero-shot"), row("all data", "joint"), *mark_best([*merged, *tuned])]
     title = f"A_N of every method, {study.longest} {kind} tasks of {study.suite.name}"
     columns = ("memory", "method", "frozen head", "nearest mean")

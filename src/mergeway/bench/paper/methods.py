@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -38,8 +38,13 @@ PIECES: dict[str, Callable[[Stream], dict[str, Accuracies]]] = {
     "zero-shot": lambda stream: {"zero-shot": stream.accuracies(stream.base)},
     "joint": lambda stream: {"joint": stream.accuracies(stream.tune(stream.tasks).params)},
     "merged": lambda stream: {name: stream.accuracies(merge(stream)) for name, merge in MERGED.items()},
-    "LwF": lambda stream: {"LwF": stream.accuracies(stream.regularised(lwf=LWF))},
-    "EWC": lambda stream: {"EWC": stream.accuracies(stream.regularised(ewc=EWC))},
+    "LwF": lambda stream: {"LwF": stream.accuracies(stream.regularised(replace(stream.training, lwf=LWF)))},
+    "EWC": lambda stream: {"EWC": stream.accuracies(stream.regularised(replace(stream.training, ewc=EWC)))},
+    "EWC, per sample": lambda stream: {
+        "EWC, per sample": stream.accuracies(
+            stream.regularised(replace(stream.training, ewc=EWC, ewc_fisher="per-sample"))
+        )
+    },
     **{name: (lambda stream, name=name: {name: _end_of(stream, STAGES[name])}) for name in STAGES},
 }
 

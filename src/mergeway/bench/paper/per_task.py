@@ -9,6 +9,7 @@ import numpy as np
 from mergeway.bench import Run
 from mergeway.bench.paper import style
 from mergeway.bench.paper.continual import continual_streams
+from mergeway.bench.paper.published import as_published, note_of
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 
@@ -44,16 +45,17 @@ def ends_by_task(study: Study) -> Table:
 def rules_by_task(study: Study) -> Table:
     """What each task reaches at the end of the longest stream."""
     tasks = [t.name for t in study.suite.tasks[: study.longest]]
-    run = study.run(study.rules)
+    ran = as_published(study.rules, study.longest)
+    run = study.run(list(ran.values()))
     rows: list[list[Entry]] = []
-    for rule in study.rules:
+    for shown, rule in ran.items():
         found = final_accuracies(run, rule)
         means = np.mean([found[t] for t in tasks], axis=0)
-        rows.append([rule, *(over_orders(found[t]) for t in tasks), over_orders(means.tolist())])
+        rows.append([shown, *(over_orders(found[t]) for t in tasks), over_orders(means.tolist())])
     title = f"Test accuracy by task at the end of streams of {study.longest} tasks of {study.suite.name}"
-    note = f"Mean ± std over {study.orders} orders; {study.samples} calibration samples."
+    note = f"Mean ± std over {study.orders} orders; {study.samples} calibration samples. {note_of(study.rules, [study.longest])}"
     everything = [["continually fine-tuned", *_continual(study, tasks)], *mark_best(rows)]
-    return Table("opcm-3", title, ("rule", *tasks, "mean"), everything, note, (1,))
+    return Table("opcm-3", title, ("rule", *tasks, "mean"), everything, note.strip(), (1,))
 
 
 def _continual(study: Study, tasks: list[str]) -> list[Entry]:
@@ -67,11 +69,12 @@ def _continual(study: Study, tasks: list[str]) -> list[Entry]:
 def radar(study: Study, length: int, utilities: str = "uniform") -> Figure:
     """The accuracy of each task at the end, one closed line for each rule."""
     tasks = [t.name for t in study.suite.tasks[:length]]
-    run = study.run(study.featured, length, utilities)
+    ran = as_published(study.featured, length, utilities)
+    run = study.run(list(ran.values()), length, utilities)
     values = {}
-    for rule in study.featured:
+    for shown, rule in ran.items():
         found = final_accuracies(run, rule)
-        values[rule] = [float(np.mean(found[t])) for t in tasks]
+        values[shown] = [float(np.mean(found[t])) for t in tasks]
     return draw_radar(tasks, values)
 
 

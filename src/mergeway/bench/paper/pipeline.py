@@ -101,9 +101,9 @@ class Stream:
                 deployed, bias = merged | aligned.moved, (aligned.before, aligned.after)
             yield Step(task, previous, merged, deployed, moments, bias)
 
-    def regularised(self, **weights: float) -> Params:
+    def regularised(self, training: Training) -> Params:
         """LwF or EWC: each task from the end of the one before; a directory hands on the Fisher information."""
-        training, start = replace(self.training, **weights), None
+        start = None
         params = self.base
         with tempfile.TemporaryDirectory() as folder:
             for task in self.tasks:

@@ -14,7 +14,7 @@ from mergeway.rules.ode.stops import Stops
 
 HALVINGS = 8  # how often a step is halved before it is taken as it is, uncertified
 
-SHRINK, TRIES = 0.7, 8  # backtracking of the released code
+SHRINK, SCALES = 0.7, 9  # backtracking: 1, 0.7, 0.49 …; the released code tries one scale less
 
 LOOKS = 8  # an adaptive path is looked at in at least this many places, however straight it is
 MOST_STEPS = 500  # and its steps are not shortened below this part of it
@@ -123,7 +123,7 @@ class Adaptive:
         if solver.corrects and not straight:
             solver.correct(there, leg)
             there = field.look(t, here, stops.until)
-        return Step(there, shortened, leg.h * growth)
+        return Step(there, shortened, max(shortest, leg.h * growth))
 
     def _allowed(self, field: Field, here: Slope, there: Slope) -> bool:
         return not self.certify or field.holds(there) or not field.holds(here)
@@ -131,10 +131,11 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Backtracking:
-    """The released code's steps: shortened by 0.7 up to eight times until no task is above its ceiling, else not taken."""
+    """The released code's steps: shortened by 0.7 until no task is above its ceiling, and not taken when no scale is left."""
 
     step: float
     ceilings: Ceilings
+    scales: int = SCALES
 
     def first(self, stops: Stops) -> float:
         return self.step
@@ -143,9 +144,9 @@ class Backtracking:
         h = stops.step_from(here.time, h)
         leg = solver.predict(field, here, h)
         shortened = 0
-        while shortened <= TRIES and not self.ceilings.hold(field.task_losses(), here.time + h):
-            leg.resize(leg.h * SHRINK if shortened < TRIES else 0.0)
+        while shortened < self.scales and not self.ceilings.hold(field.task_losses(), here.time + h):
             shortened += 1
+            leg.resize(leg.h * SHRINK if shortened < self.scales else 0.0)
         there = field.look(stops.landed(here.time, h), here, stops.until)
         return Step(there, shortened, self.step)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from mergeway.calibration.objective import Objective
 from mergeway.errors import OptionError, suggest
+from mergeway.rules.ode import released
 from mergeway.rules.ode.barrier import Ceilings, GuardedField
-from mergeway.rules.ode.controllers import Adaptive, Backtracking, Certified, Controller, Fixed
+from mergeway.rules.ode.controllers import SCALES, Adaptive, Backtracking, Certified, Controller, Fixed
 from mergeway.rules.ode.field import Field
 from mergeway.rules.ode.flat import FlatParams
 from mergeway.rules.ode.metric import Metric
@@ -17,7 +19,11 @@ from mergeway.rules.ode.solvers import EULER, HEUN, SOLVERS, Tableau
 from mergeway.rules.ode.stops import Stops
 
 Solver = Literal["euler", "heun", "rk4", "adaptive"]
-Barrier = Literal["none", "path", "per-task"]
+Barrier = Literal["none", "path", "per-task", "released"]
+GUARDED = ("per-task", "released")
+
+TOLERANCE = 0.01  # what `adaptive` may be off by, of the distance travelled
+SAME_POINT = 1e-9  # of a step: a time this close below a point of the grid is on it
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Plan:
     solver: Solver = "euler"
     step: float = 0.05
     certify: bool = False
-    tolerance: float = 0.01
+    tolerance: float = TOLERANCE
     guidance: float = 0.0
     metric: Metric = "euclidean"
     task_norm: float = 0.0
@@ -47,8 +53,12 @@ class Plan:
             raise OptionError(f"tolerance is {self.tolerance!r}; it must be positive")
         if self.certify and self.solver in ("heun", "rk4"):
             raise OptionError(f"certify needs the solver 'euler' or 'adaptive', not '{self.solver}'")
-        if self.barrier == "per-task" and (self.solver != "euler" or self.certify or self.metric != "euclidean"):
-            raise OptionError("barrier=per-task goes with solver=euler, metric=euclidean and without certify")
+        if self.barrier in GUARDED and (self.solver != "euler" or self.certify or self.metric != "euclidean"):
+            raise OptionError(f"barrier={self.barrier} goes with solver=euler, metric=euclidean and without certify")
+
+    def end(self, until: float) -> float:
+        """Where a path ends: at `until`, but the released code stops at the last point of its grid before it."""
+        return math.floor(until / self.step + SAME_POINT) * self.step if self.barrier == "released" else until
 
     def field(self, flat: FlatParams, loss: Objective, loss_target: float) -> Field:
         """The velocity field, L(θ1) having been measured."""
@@ -58,7 +68,7 @@ class Plan:
 
     def arrange(self, field: Field, stops: Stops) -> tuple[Field, Tableau, Controller]:
         """The field as the barrier has it, the solver, and the controller."""
-        if self.barrier == "per-task":
+        if self.barrier in GUARDED:
             return self._guarded(field, stops)
         if self.solver == "adaptive":
             return field, EULER if self.certify else HEUN, Adaptive(self.tolerance, self.certify)
@@ -66,9 +76,17 @@ class Plan:
 
     def _guarded(self, field: Field, stops: Stops) -> tuple[Field, Tableau, Controller]:
         start = field.measure(0.0)
-        ceilings = Ceilings(field.task_losses(), field.flat.at_target(field.task_losses))
-        guarded = GuardedField(
-            field.flat,
+        if not field.loss.tasks:
+            raise OptionError(
+                f"barrier={self.barrier} needs per-task losses; the objective must be a mergeway Objective"
+            )
+        literal = self.barrier == "released"
+        flat, task_losses = field.flat, field.task_losses
+        if literal:
+            task_losses = partial(released.batch_losses, field.loss, flat.params)
+        ceilings = Ceilings(task_losses(), flat.at_target(task_losses))
+        guarded = (released.ReleasedField if literal else GuardedField)(
+            flat,
             field.loss,
             field.loss_target,
             field.guidance,
@@ -79,4 +97,4 @@ class Plan:
             stops=stops,
             step=self.step,
         )
-        return guarded, EULER, Backtracking(self.step, ceilings)
+        return guarded, EULER, Backtracking(self.step, ceilings, released.SCALES if literal else SCALES)

@@ -12,9 +12,9 @@ from mergeway.calibration.objective import Loss, Objective, as_objective
 from mergeway.core.ranks import ALONE, Team
 from mergeway.rules.ode.metric import Metric
 from mergeway.rules.ode.path import Trajectory
-from mergeway.rules.ode.plan import Barrier, Plan, Solver
-from mergeway.rules.ode.presets import RELEASED, left_alone
-from mergeway.rules.ode.refine import refine
+from mergeway.rules.ode.plan import TOLERANCE, Barrier, Plan, Solver
+from mergeway.rules.ode.presets import PRESETS, left_alone
+from mergeway.rules.ode.released_refine import REFINEMENTS
 from mergeway.rules.ode.schedule import operating_time
 from mergeway.rules.ode.solve import follow
 from mergeway.rules.options import check_range
@@ -26,7 +26,7 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     """Ψ_k = θ(t_k) with θ̇ = u⊥ + γu∥, θ(0) = Ψ_{k−1}, target ψ_k and t_k = w_k/W_k (Eq. 10-18); Ψ_1 = ψ_1.
 
     The defaults are the paper's. Whenever γ ≡ 1 the path is straight and the rule equals `average`. `guidance`, `task_norm`,
-    `barrier=per-task` and `refine` are the released code's mechanisms; `preset=released` sets them as it does.
+    `barrier` and `refine` are the released code's mechanisms; `preset=released` sets them as it does, `exact` solves them.
 
     Deviates: the last step lands on t_k, where the paper's loop overshoots.
     """
@@ -45,7 +45,8 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     task_norm: float = 0.0
     barrier: Barrier = "path"
     refine: int = 0
-    preset: Literal["paper", "released"] = "paper"
+    refine_by: Literal["plain", "released"] = "plain"
+    preset: Literal["paper", "exact", "released"] = "paper"
 
     def __post_init__(self) -> None:
         for option in ("guidance", "task_norm", "refine"):
@@ -73,18 +74,16 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     def finish(
         self, deployed: Params, objective: Objective, team: Team = ALONE
     ) -> tuple[Params, dict[str, object]] | None:
-        if not (steps := self.chosen().refine):
-            return None
-        refined, measured = refine(deployed, objective, steps, team=team)
-        return refined, {"refine": measured}
+        o = self.chosen()
+        refined = REFINEMENTS[o.refine_by](deployed, objective, o.refine, team=team) if o.refine else None
+        return refined and (refined[0], {"refine": refined[1]})
 
     def plan(self) -> Plan:
         """The options in force as those of a trajectory."""
         o = self.chosen()
-        return Plan(
-            o.solver, o.step, o.certify, guidance=o.guidance, metric=o.metric, task_norm=o.task_norm, barrier=o.barrier
-        )
+        return Plan(o.solver, o.step, o.certify, TOLERANCE, o.guidance, o.metric, o.task_norm, o.barrier)
 
     def chosen(self) -> Ode:
         """The options in force: a preset fills in what was left at its default."""
-        return self if self.preset == "paper" else replace(self, **left_alone(self, RELEASED), preset="paper")
+        filled = left_alone(self, PRESETS[self.preset])
+        return replace(self, **filled, preset="paper") if filled else self

@@ -37,8 +37,8 @@ def trajectory(
 ) -> Trajectory:
     """Integrate the field from `start` toward `target` until time `until` (Algorithm 1, ODE-M).
 
-    `loss` maps named tensors to a scalar. `barrier` is `path` for the paper's γ, `none` for no damping, `per-task` for the
-    released code's barrier. `adaptive` chooses its steps so that the end is off by at most `tolerance` of the distance
+    `loss` maps named tensors to a scalar. `barrier` is `path` for the paper's γ, `none` for no damping, `per-task` for a
+    ceiling on every task, `released` for the released code's own form of that. `adaptive` chooses its steps so that the end is off by at most `tolerance` of the distance
     travelled; `certify` shortens a step of `euler` or `adaptive` until the loss envelope holds where it ends.
     The parameters at the times in `save` are kept. Each rank of `team` holds its own rows of the tensors.
 
@@ -60,6 +60,7 @@ def follow(
     """The trajectory of a plan."""
     if not 0.0 <= until <= 1.0:
         raise OptionError(f"until is {until!r}; a trajectory runs from 0 to at most 1")
+    until = plan.end(until)
     stops = Stops(until, tuple(sorted(t for t in save if 0.0 <= t <= until)))
     flat = FlatParams(start, target, team)
     loss_target = flat.at_target(lambda: flat.value(objective))
