@@ -122,6 +122,43 @@ def llama(tied: bool = False) -> torch.nn.Module:
     )
 
 
+TALES = ("sea", "wood", "town")
+
+
+def language_stream(folder: Path) -> Path:
+    """A random GPT-2 of eleven words as `base`, three arrivals and texts for each, `sea.jsonl` and so on."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    words = {word: k for k, word in enumerate(["<pad>", "<begin>", "<end>", *WORDS])}
+    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<begin>", eos_token="<end>", unk_token="<pad>"
+    )
+    sizes = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(words), bos_token_id=1, eos_token_id=2, **sizes)).eval()
+    with torch.no_grad():  # as sure of itself as a model that has learned something
+        model.transformer.wte.weight.mul_(20)
+    base = {n: t.clone() for n, t in model.state_dict().items()}
+    # What a directory says of generation is not heard: samples are drawn at temperature 1 from all tokens.
+    model.generation_config.update(temperature=0.01, top_k=1, repetition_penalty=3.0, do_sample=True)
+    _save(model, folder / "base")
+    fast.save_pretrained(folder / "base")
+    for number, task in enumerate(TALES):
+        generator = torch.Generator().manual_seed(number + 1)
+        moved = {n: t + 0.3 * torch.randn(t.shape, generator=generator) if t.ndim == 2 else t for n, t in base.items()}
+        model.load_state_dict(moved | {"lm_head.weight": moved["transformer.wte.weight"]})
+        _save(model, folder / task)
+        rng = np.random.default_rng(number)
+        texts = [" ".join(["<begin>", *rng.choice(WORDS, rng.integers(3, 9))]) for _ in range(12)]
+        (folder / f"{task}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
 def per_sample_fisher(suite, task: str, model: Path | None = None) -> dict[str, torch.Tensor]:
     """Mean squared gradient, one sample at a time, with the module's own parameters and nothing of ours but the data."""
     from transformers import CLIPVisionModelWithProjection

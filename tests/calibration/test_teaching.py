@@ -379,7 +379,8 @@ def test_the_memory_takes_the_answers_of_a_fold(vision):
     memory = CalibrationMemory({}, bounds=Bounds(8, copies=1)).holding(vision.model.settings, samples)
     memory = memory.shared_out(["ants"])
     objective = memory.objective(vision.model, [1.0])
-    answered = memory.answered(objective.taught([1.0], lambda: expert_of(vision, "ants"), always=True))
+    answered = memory.answered(objective.taught([1.0], lambda: expert_of(vision, "ants"), always=True), "ants", "5ee")
     assert memory.tasks[0].answers is None
     assert answered.tasks[0].answers.shape == (8, 2, 3)
-    assert memory.answered(None) is memory
+    assert answered.tasks[0].asked == "5ee"
+    assert memory.answered(None, "ants", "5ee") is memory

@@ -103,6 +103,25 @@ def test_two_ranks_learn_the_same_without_labels(tmp_path):
     assert two.memory() == one.memory() and two.verify() == []
 
 
+def test_two_ranks_write_and_learn_the_same(tmp_path):
+    """A language model that writes its own samples, read from memory by the second fold."""
+    tales = tiny.language_stream(tmp_path / "tales")
+    rule = mw.rules.Steer(steps=3, most=6, batch=7)
+    for folder in ("one", "two"):
+        trunk = mw.Trunk.create(tmp_path / folder, tales / "base", rule, memory=Bounds(14, copies=1, top_k=4))
+        trunk.add(tales / "sea")
+    one = mw.Trunk.open(tmp_path / "one")
+    one.add(tales / "wood", data="self:9")
+    code, _, err = torchrun.finish(torchrun.start("add", tmp_path / "two", tales / "wood", "--data", "self:9"))
+    assert code == 0, err
+    two = mw.Trunk.open(tmp_path / "two")
+    for name, tensor in one.params().items():
+        torch.testing.assert_close(two.params()[name], tensor, rtol=1e-5, atol=1e-5)
+    assert two.log()[-1].details["losses"] == pytest.approx(one.log()[-1].details["losses"], rel=1e-4)
+    assert two.log()[-1].details["asked"] == one.log()[-1].details["asked"]
+    assert two.memory()["tasks"] == one.memory()["tasks"] and two.verify() == []
+
+
 @pytest.mark.parametrize("rule", ["fisher", "regmean"])
 def test_what_an_arrival_brings_is_the_same_on_every_rank(tmp_path, rule):
     """Fisher information and Gram matrices are worked out by each rank for itself, so that the files have the same bits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -13,12 +13,13 @@ from mergeway.calibration.objective import Objective, as_objective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
 from mergeway.calibration.table import load_pyarrow
 from mergeway.calibration.task_data import task_data
+from mergeway.calibration.written import DEFAULT, Writing
 from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.heads import Head
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.inputs import Params
-from mergeway.model.kinds import make_model
+from mergeway.model.kinds import CausalLM, kind_of, make_model
 from mergeway.model.model import Model
 
 # Of the arrival alone, or by task.
@@ -39,6 +40,9 @@ class CalibrationRequest:
     compute: Compute | None = None
     # How many copies of each sample the arrival is asked about; by default as many as the memory says.
     copies: int | None = None
+    # Who writes samples of its own, and whether it does so where no data is given; only a language model can.
+    arrival: Callable[[], Params] | None = None
+    writes: bool = False
 
 
 def calibrate(
@@ -59,6 +63,8 @@ def calibrate(
             raise OptionError("--data and an objective: give one of them")
         return held.shared_out(names, weights), as_objective(request.objective)
     directory = base.directory
+    if request.data is None and request.writes and directory and kind_of(directory)["kind"] == CausalLM.kind:
+        request = replace(request, data=DEFAULT)
     if request.remember and request.data is not None:
         load_pyarrow()
     if directory is None or (request.data is None and len(held.tasks) < len(names)):
@@ -90,12 +96,14 @@ def read_task(
     base: Checkpoint,
     own: Head | None = None,
     compute: Compute | None = None,
+    arrival: Callable[[], Params] | None = None,
 ) -> tuple[Model, Samples]:
-    """The model of a base and the samples of one task, under the head that came with its arrival, if any."""
+    """The model of a base and the samples of one task, under the head that came with its arrival, or written by the arrival."""
     if base.directory is None:
         raise OptionError(f"data can be used with a base that is a model directory, not {base.source}")
     tensors = own.tensors if own else None
-    model, samples = task_data(str(data), Path(head) if head else None, task, base.directory, tensors, compute)
+    file, writing = Path(head) if head else None, Writing(arrival) if arrival else None
+    model, samples = task_data(str(data), file, task, base.directory, tensors, compute, writing=writing)
     return model, draw(samples, DEFAULT_SIZE)
 
 
@@ -115,7 +123,8 @@ def _with_data(
     for name, where in data.items():
         own = heads[name].tensors if name in heads else None
         head = Path(given[name]) if name in given else None
-        model, samples = task_data(str(where), head, name, model or directory, own, request.compute)
+        writing = Writing(request.arrival, held.bounds.seed) if request.arrival and name == names[-1] else None
+        model, samples = task_data(str(where), head, name, model or directory, own, request.compute, writing=writing)
         held = held.holding(model.settings, samples)
     return held, model or make_model(directory, held.settings, request.compute)
 

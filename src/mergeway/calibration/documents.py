@@ -37,6 +37,30 @@ def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
     return padded(useful, model.padding, task)
 
 
+def read_prompts(path: Path, model: CausalLM) -> list[list[int]]:
+    """What texts go on from: each row has `prompt` or `text`, or `messages` that the assistant is to answer."""
+    prompts: list[list[int]] = []
+    for where, row in read_objects(path):
+        prompts.append(_prompt(where, row or {}, model.tokenizer))
+        if len(prompts[-1]) >= model.max_length:
+            raise OptionError(
+                f"{where}: a prompt of {len(prompts[-1])} tokens leaves no room to go on within {model.max_length}; give a shorter one"
+            )
+    if not prompts:
+        raise OptionError(f"{path}: there are no prompts")
+    return prompts
+
+
+def _prompt(where: str, row: JsonObject, tokenizer: Tokenizer) -> list[int]:
+    for key in ("prompt", "text"):
+        if isinstance(row.get(key), str) and row[key]:
+            ids = _ids(tokenizer, row[key])
+            return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+    if isinstance(row.get("messages"), list) and row["messages"]:
+        return _templated(where, _turns(where, row["messages"], tokenizer), tokenizer, opens=True)
+    raise OptionError(f"{where}: expected an object with a non-empty 'prompt' or 'text', or a list 'messages'")
+
+
 def padded(documents: Sequence[Document], padding: int, task: str) -> Samples:
     """One document a row, filled up on the right; padding is neither seen nor judged."""
     length = max(len(ids) for ids, _ in documents)
@@ -97,11 +121,7 @@ def completed(prompt: str, completion: str, tokenizer: Tokenizer) -> Document:
 
 def _chat(where: str, messages: list[object], tokenizer: Tokenizer) -> Document:
     """A conversation in the model's own template; only what the assistant says is judged."""
-    if not tokenizer.chat_template:
-        raise OptionError(
-            f"{where}: holds a chat, but the base's tokenizer has no chat template; give 'prompt' and 'completion' instead"
-        )
-    turns = [_turn(where, message) for message in messages]
+    turns = _turns(where, messages, tokenizer)
     ids: list[int] = []
     judged: list[bool] = []
     for count, turn in enumerate(turns, 1):
@@ -117,6 +137,14 @@ def _chat(where: str, messages: list[object], tokenizer: Tokenizer) -> Document:
             )
         ids, judged = grown, judged + [ours] * (len(grown) - len(judged))
     return ids, judged
+
+
+def _turns(where: str, messages: list[object], tokenizer: Tokenizer) -> list[JsonObject]:
+    if not tokenizer.chat_template:
+        raise OptionError(
+            f"{where}: holds a chat, but the base's tokenizer has no chat template; give 'prompt' and 'completion' instead"
+        )
+    return [_turn(where, message) for message in messages]
 
 
 def _turn(where: str, given: object) -> JsonObject:

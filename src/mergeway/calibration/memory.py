@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from torch import Tensor
 
+from mergeway.calibration.copies import how_copied
 from mergeway.calibration.objective import Objective
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
-from mergeway.calibration.teaching import TOP_K
+from mergeway.calibration.teaching import TOP_K, answer_bytes, answers_of
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.checkpoint.writer import FileWriter
@@ -88,14 +89,24 @@ class CalibrationMemory:
         tasks = [found[name].rows(slice(counts[name])) for name in names if name in found]
         return replace(self, tasks=tasks) if tasks else None
 
-    def answered(self, objective: Objective | None) -> CalibrationMemory:
-        """The memory with what the arrivals answered."""
+    def check_answers(self, digests: Mapping[str, str]) -> None:
+        """Refuse answers of another arrival than the one that was folded in, of those with these digests."""
+        for t in self.tasks:
+            if t.asked is not None and t.asked != digests.get(t.task, t.asked):
+                raise TrunkError(
+                    f"the answers kept for '{t.task}' are those of another arrival (digest {t.asked[:12]}, folded {digests[t.task][:12]}); go back with 'rollback', and add it again"
+                )
+
+    def answered(self, objective: Objective | None, task: str, digest: str) -> CalibrationMemory:
+        """The memory with what the arrivals answered; those who were asked before keep their digest."""
         if not isinstance(objective, SampleObjective):
             return self
         found = {t.task: t for t in objective.pool}
         asked = [found.get(t.task, t) for t in self.tasks]
         tasks = [replace(t, answers=a.answers, tops=a.tops) for t, a in zip(self.tasks, asked, strict=True)]
-        return replace(self, tasks=tasks)
+        return replace(
+            self, tasks=[replace(t, asked=digest) if t.task == task and t.answers is not None else t for t in tasks]
+        )
 
     def objective(self, model: Model, weights: Sequence[float], copies: int | None = None) -> SampleObjective:
         """The loss of all tasks in the memory, by the model that they were read for; `copies` in place of the bounds'."""
@@ -130,7 +141,8 @@ class CalibrationMemory:
             "copies": self.bounds.copies,
             "top_k": self.bounds.top_k,
             "tasks": [
-                {"name": t.task, "samples": len(t), "columns": c} for t, c in zip(self.tasks, columns, strict=True)
+                {"name": t.task, "samples": len(t), "columns": c, "written": t.written, "asked": t.asked}
+                for t, c in zip(self.tasks, columns, strict=True)
             ],
         }
         text = json.dumps(described, indent=2) + "\n"
@@ -158,14 +170,16 @@ class CalibrationMemory:
             size, share, seed = described["size"], described["share"], described["seed"]
             bounds = Bounds(size, share, seed, described.get("copies"), described.get("top_k", TOP_K))
             rows: list[JsonObject] = described["tasks"]
-            names = [row["name"] for row in rows]
             found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
         except (KeyError, TypeError):
             raise TrunkError(
                 f"{directory / DESCRIPTION}: is not a calibration memory of this version; go back with 'rollback', or give the data again in a new trunk"
             ) from None
         heads = SafetensorsFiles(str(directory), [directory / HEADS]) if (directory / HEADS).exists() else None
-        tasks = [replace(found[name], head=_head(heads, number)) for number, name in enumerate(names)]
+        tasks = [
+            replace(found[row["name"]], head=_head(heads, number), written=row.get("written"), asked=row.get("asked"))
+            for number, row in enumerate(rows)
+        ]
         return cls(described["settings"], tasks, bounds)
 
     def summary(self, directory: Path) -> JsonObject:
@@ -180,14 +194,14 @@ class CalibrationMemory:
             "top_k": self.bounds.top_k,
             "samples": sum(len(t) for t in self.tasks),
             "bytes": sum(p.stat().st_size for p in files),
-            "answer_bytes": sum(len(t) * _answer_bytes(t) for t in self.tasks),
+            "answer_bytes": sum(len(t) * answer_bytes(t) for t in self.tasks),
             "answer_bytes_at_most": self.bounds.size * max((self._most_bytes(t) for t in self.tasks), default=0),
-            "tasks": [{"task": t.task, "samples": len(t), **_answers(t)} for t in self.tasks],
+            "tasks": [{"task": t.task, "samples": len(t), **answers_of(t)} for t in self.tasks],
         }
 
     def _most_bytes(self, task: Samples) -> int:
         """What the answers to one sample can take: those to the longest document, (1 + copies)·tokens·(6k + 2) bytes."""
-        bytes_ = _answer_bytes(task)
+        bytes_ = answer_bytes(task)
         return bytes_ // task.labels.shape[1] * int(self.settings["max_length"]) if task.documents else bytes_
 
 
@@ -199,18 +213,18 @@ def check_copies(copies: int | None) -> None:
         )
 
 
-def _answer_bytes(samples: Samples) -> int:
-    """The answers to one sample and its copies, before they are compressed."""
-    found = [t[:1] for t in (samples.answers, samples.tops) if t is not None]
-    return sum(t.numel() * t.element_size() for t in found)
-
-
-def _answers(samples: Samples) -> dict[str, int | None]:
-    """How many inputs the arrival was asked about, the samples and their copies, and how many copies of each."""
-    if samples.answers is None:
-        return {"answers": 0, "copies": None}
-    rows, versions = samples.answers.shape[:2]
-    return {"answers": rows * versions, "copies": versions - 1}
+def asked_about(objective: Objective | None, task: str) -> dict[str, object]:
+    """For the journal: what the arrival of this task was asked about, and how samples and copies came about."""
+    tasks = objective.pool if isinstance(objective, SampleObjective) else []
+    found: dict[str, object] = {}
+    for samples in tasks:
+        if samples.task == task and samples.answers is not None:
+            found = {"samples": len(samples), **answers_of(samples)}
+            if samples.answers.shape[1] > 1:
+                found["copied"] = how_copied(samples.inputs, samples.documents)
+            if samples.tops is not None:
+                found["top_k"] = samples.tops.shape[-1]
+    return {"asked": found} if found else {}
 
 
 def _head(stored: SafetensorsFiles | None, number: int) -> Tensor | dict[str, Tensor] | None:

@@ -34,6 +34,9 @@ class Samples:
     shuffled: bool = False
     answers: Tensor | None = None
     tops: Tensor | None = None
+    # How the arrival wrote them itself, if it did, and the digest of the one that answered.
+    written: str | None = None
+    asked: str | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

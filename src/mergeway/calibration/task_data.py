@@ -13,6 +13,7 @@ from mergeway.calibration.documents import read_documents
 from mergeway.calibration.readers import Split, read_data, read_head
 from mergeway.calibration.samples import Samples
 from mergeway.calibration.suite import SuiteData, is_suite
+from mergeway.calibration.written import SELF, Writing, written_samples
 from mergeway.checkpoint.heads import classes_of
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
@@ -28,11 +29,13 @@ def task_data(
     own: Mapping[str, Tensor] | None = None,
     compute: Compute | None = None,
     split: Split = "train",
+    writing: Writing | None = None,
 ) -> tuple[Model, Samples]:
     """A task's samples, and the model that read them; its weights are not loaded before it is run.
 
     `base` is a model directory, to be run as `compute` says, or a model of it that read another task's data: the same one comes
-    back if this data is for the same settings. DATA is a file or folder, or SUITE#TASK for a task of a suite, which has a head.
+    back if this data is for the same settings. DATA is a file or folder, or SUITE#TASK for a task of a suite, which has a head,
+    or self:N for texts that the arrival writes itself, as `writing` says.
     The base's `config.json` decides what else is needed: nothing for a language model, for a classifier `own`, the head that
     came with the arrival's weights, and for an encoder `head`, the file of a frozen one. `split` says which samples, where the
     data has both.
@@ -41,6 +44,8 @@ def task_data(
     if is_suite(where):
         return _suite_data(SuiteData(where), name or task, task, base, compute, split)
     model = _model_of(base, kind_of(_directory(base), head), compute)
+    if data.startswith(SELF):
+        return model, written_samples(data, task, model, writing)
     if isinstance(model, CausalLM):
         if Path(data).suffix not in (".jsonl", ".parquet"):
             raise OptionError(f"{data}: a language model reads a .jsonl or .parquet file of texts, questions or chats")

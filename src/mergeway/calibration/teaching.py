@@ -77,6 +77,20 @@ def with_copies(samples: Samples, rows: Sequence[int], numbers: Sequence[int]) -
     return replace(chosen, labels=changed.pop(LABELS, chosen.labels), inputs=changed)
 
 
+def answers_of(samples: Samples) -> dict[str, object]:
+    """How many inputs the arrival was asked about, the samples and their copies, how many copies of each, and who wrote them."""
+    if samples.answers is None:
+        return {"answers": 0, "copies": None, "written": samples.written}
+    rows, versions = samples.answers.shape[:2]
+    return {"answers": rows * versions, "copies": versions - 1, "written": samples.written}
+
+
+def answer_bytes(samples: Samples) -> int:
+    """The answers to one sample and its copies, before they are compressed."""
+    found = [t[:1] for t in (samples.answers, samples.tops) if t is not None]
+    return sum(t.numel() * t.element_size() for t in found)
+
+
 def _likeliest(logits: Tensor, rows: Samples, top_k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the likeliest tokens, with that of all others as the last, and which tokens they are.
 

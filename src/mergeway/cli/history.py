@@ -85,10 +85,11 @@ def memory(trunk: TrunkPath, as_json: Json = False) -> None:
         return
     if held["tasks"]:
         columns = ("task", "samples")
+        written = any(row["written"] for row in held["tasks"])
         if any(row["answers"] for row in held["tasks"]):
-            columns = ("task", "samples", "copies", "answers")
+            columns = ("task", "samples", "copies", "answers", *(["written"] if written else []))
         rows = [tuple("–" if row[c] is None else str(row[c]) for c in columns) for row in held["tasks"]]
-        console().print(table(columns, rows, numbers=columns[1:]))
+        console().print(table(columns, rows, numbers=columns[1:4]))
     shared = "by utility" if held["share"] == "utility" else "evenly"
     console().print(
         f"{held['samples']} of at most {held['size']} samples, shared {shared}, seed {held['seed']}, {held['bytes']} bytes",

@@ -35,7 +35,7 @@ Data = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
-        help="The task's data for rules that need it: npz, parquet, jsonl, a folder of images, or SUITE#TASK; TASK=DATA for an earlier task.",
+        help="The task's data for rules that need it: npz, parquet, jsonl, a folder of images, SUITE#TASK, or self:N for texts that a language model writes itself; TASK=DATA for an earlier task.",
         show_default=False,
     ),
 ]

@@ -21,6 +21,7 @@ class Tokenizer(Protocol):
 
     pad_token_id: int | None
     eos_token_id: int | None
+    bos_token_id: int | None
     chat_template: object
 
     @overload

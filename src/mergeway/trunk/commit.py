@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from mergeway.calibration.calibrate import CalibrationRequest, calibrate, read_task
 from mergeway.calibration.memory import Bounds, CalibrationMemory
 from mergeway.calibration.objective import Objective
@@ -20,7 +22,7 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.folder import Folder, Standing
 from mergeway.fold.prepare import Arrival, Base, Data
-from mergeway.rules.rule import Fold, Rule
+from mergeway.rules.rule import Fold, Rule, WantsAnswers
 from mergeway.trunk.journal import Point, Record, now
 from mergeway.trunk.snapshot import STATE, Digests
 from mergeway.trunk.store import Store
@@ -126,10 +128,19 @@ class Change:
             raise OptionError(
                 "--copies: no arrival is asked here; leave it out, or fold with data and a rule that needs it"
             )
+
+        def params() -> dict[str, Tensor]:
+            return {n: arrival.read(n) for n in self.base.merged_infos}
+
         if asks == "tasks":
-            tasks = {f.task: f.weight for f in self.point.held()} | {arrival.task: arrival.weight}
+            rule, folded = self.folder.rule, self.point.held()
+            tasks = {f.task: f.weight for f in folded} | {arrival.task: arrival.weight}
             held = CalibrationMemory.read(self.store.of(self.point.last).directory("calibration"))
-            memory, loss = calibrate(name, base, tasks, heads, held or CalibrationMemory({}, bounds=bounds), request)
+            held = held or CalibrationMemory({}, bounds=bounds)
+            held.check_answers({f.task: f.digest for f in folded})
+            writes = isinstance(rule, WantsAnswers) and rule.asks_arrivals
+            request = replace(request, arrival=params, writes=writes)
+            memory, loss = calibrate(name, base, tasks, heads, held, request)
             return loss, memory, None
         if isinstance(request.data, Mapping) or isinstance(request.head, Mapping):
             raise OptionError(f"rule '{name}' takes data of the arrival alone; give --data DATA")
@@ -138,7 +149,8 @@ class Change:
         if request.data is None:
             return None, None, None
         own = heads.get(arrival.task)
-        return None, None, partial(read_task, request.data, request.head, arrival.task, base, own, request.compute)
+        given = (request.data, request.head, arrival.task, base, own, request.compute, params)
+        return None, None, partial(read_task, *given)
 
 
 def record_of(point: Point, kind: str, arrival: Arrival) -> Record:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mergeway.calibration.alignment import Alignment, align
 from mergeway.calibration.calibrate import ByTask, CalibrationRequest, read_task
-from mergeway.calibration.memory import Bounds, check_copies
+from mergeway.calibration.memory import Bounds, asked_about, check_copies
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.heads import head_pattern, read_heads
@@ -130,9 +130,13 @@ class Trunk(TrunkView):
             with Commit.begin(self._store, change.point, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
                 commit.keep_heads(heads)
-                commit.keep_memory(memory.answered(folded.objective) if memory else None)
-                record = record_of(point, "add", arrival)
-                return commit.finish(record, self.rule, folded.at, folded.details, self.keep)
+                digest = arrival.seen.digest
+                commit.keep_memory(memory.answered(folded.objective, name, digest) if memory else None)
+                record, details = (
+                    record_of(point, "add", arrival),
+                    {**folded.details, **asked_about(folded.objective, name)},
+                )
+                return commit.finish(record, self.rule, folded.at, details, self.keep)
 
     def remove(self, task: str, ref: Reference, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
