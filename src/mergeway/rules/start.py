@@ -26,7 +26,8 @@ def find_start(
     sees_matrix: Callable[[str, tuple[int, ...]], bool],
     at: Fold,
     total: Params,
-    ground: Params,
+    base: Params,
+    carried: Params,
     loss: Objective,
 ) -> Start:
     """The start with the lower loss, or the one that was asked for; `base` has no length at all.
@@ -37,6 +38,7 @@ def find_start(
     kinds = {"flat": flat, "mean": flat.of_mean()}
     if which == "base":
         return Start(flat, 0.0, {"forwards": 0})
+    ground = {n: b + carried[n] for n, b in base.items()}
     facts: dict[str, float] = {"forwards": 0}
     lowest: dict[str, float] = {}
     for kind in kinds if which == "auto" else [which]:

@@ -9,7 +9,7 @@ import torch
 
 from mergeway.calibration.objective import Objective
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, SeesMatrices, WantsAnswers
+from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
 from mergeway.rules.start import find_start, size_of_update
 from mergeway.rules.teach import teach
 
@@ -55,30 +55,38 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
 
     def merge(self, at: Fold, given: Incoming) -> Merged:
         base, state, arrival = given.base, given.state, given.arrival
-        zeros = {n: torch.zeros_like(b) for n, b in base.items()}
-        total = {n: state.get("sum", zeros)[n] + at.weight * (arrival[n] - b) for n, b in base.items()}
-        carried = state.get("carried", zeros)
+        carried = state.get("carried") or {n: torch.zeros_like(b) for n, b in base.items()}
         facts = {"update": size_of_update(at, base, arrival)}
+
+        def total() -> Params:  # worked out twice, because the model is taught while it would be kept
+            before = state.get("sum") or {n: torch.zeros_like(b) for n, b in base.items()}
+            return {n: before[n] + at.weight * (arrival[n] - b) for n, b in base.items()}
+
         if at.step == 1:
-            return Merged({"sum": total, "carried": carried}, arrival, facts)
+            return Merged({"sum": total(), "carried": carried}, arrival, facts)
         fit, judge = given.objective.split()
-        ground = {n: b + carried[n] for n, b in base.items()}
-        found = find_start(self.start, self.sees_matrix, at, total, ground, fit)
-        start = found.directions.added(ground, found.directions.gains(self.shrink * found.scale))
+        found = find_start(self.start, self.sees_matrix, at, total(), base, carried, fit)
+        scale, directions = self.shrink * found.scale, found.directions
+
+        def start() -> Params:
+            return directions.added({n: b + carried[n] for n, b in base.items()}, directions.gains(scale))
+
         steps = min(self.steps * at.step, self.most)
-        end, losses = teach(
-            start, found.directions, fit, steps, self.batch, self.rate, self.weight_rate * facts["update"]
-        )
+        end, losses = teach(start(), directions, fit, steps, self.batch, self.rate, self.weight_rate * facts["update"])
+        began = start()
         with torch.no_grad():
-            before, after = float(judge(start)), float(judge(end))
+            before, after = float(judge(began)), float(judge(end))
         fell_back = not after <= before
         if fell_back:
-            end = start
-        facts |= found.facts | {"scale": self.shrink * found.scale}
-        facts |= {"steps": steps, "gradients": steps * _share(self.batch, given.objective)}
+            end = began
+        facts |= found.facts | {
+            "scale": scale,
+            "steps": steps,
+            "gradients": steps * _share(self.batch, given.objective),
+        }
         facts |= {"held_start": before, "held_end": after, "fell_back": float(fell_back)}
-        taught = {n: self.carry * (carried[n] + end[n] - start[n]) for n in base}
-        return Merged({"sum": total, "carried": taught}, end, facts, {"losses": losses})
+        taught = {n: self.carry * (carried[n] + end[n] - began[n]) for n in base}
+        return Merged({"sum": total(), "carried": taught}, end, facts, {"losses": losses})
 
 
 def _share(batch: int, objective: Objective) -> float:

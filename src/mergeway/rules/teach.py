@@ -16,11 +16,11 @@ WARM_UP = 0.05  # share of the steps in which the rates rise
 def teach(
     start: Params, directions: Directions, loss: Objective, steps: int, batch: int, rate: float, weight_rate: float
 ) -> tuple[Params, list[float]]:
-    """The model after so many steps, and the loss of every batch before its step."""
+    """The model after so many steps, and the loss of every batch before its step; what moves of `start` is moved in place."""
     moving = directions.names
     if not moving:  # every arrival so far is the base
         return start, []
-    model = {n: t.clone().requires_grad_() if n in directions.left else t for n, t in start.items()}
+    model = {n: t.requires_grad_(n in directions.left) for n, t in start.items()}
     gains = directions.gains(0.0)
     groups = [{"params": [*gains.values()], "lr": rate}, {"params": [model[n] for n in moving], "lr": weight_rate}]
     adam = torch.optim.Adam(groups, eps=1e-12)
