@@ -162,6 +162,24 @@ def iso(deltas: list[Update], weights: list[float], linear: set[str], scaling: f
         yield merged
 
 
+def iso_auto(deltas: list[Update], weights: list[float], linear: set[str], base: Update) -> Steps:
+    """`iso` with a = min(1.5, max(1.8/k, 0.09·‖ψ_0‖·‖S‖ / Σ‖δ_i‖²)), the sum over i weighed like S itself."""
+
+    def squared(update: Update) -> float:
+        return sum(float((update[n] ** 2).sum()) for n in linear)
+
+    for k in range(1, len(deltas) + 1):
+        over = list(zip(weights[:k], deltas[:k], strict=True))
+        total = {n: k * sum(w * d[n] for w, d in over) / sum(weights[:k]) for n in deltas[0]}
+        spread = k * sum(w * squared(d) for w, d in over) / sum(weights[:k])
+        a = min(1.5, max(1.8 / k, 0.09 * (squared(base) * squared(total)) ** 0.5 / spread))
+        merged = {n: s / k for n, s in total.items()}
+        for name in linear:
+            u, sigma, vt = np.linalg.svd(total[name], full_matrices=False)
+            merged[name] = a * sigma.mean() * (u @ vt)
+        yield merged
+
+
 def dop(deltas: list[Update], weights: list[float], linear: set[str], steps: int, lr: float, alpha: float) -> Steps:
     """Each linear weight descends between the merged and the new one; all other tensors are averaged pairwise."""
     merged = deltas[0]

@@ -50,6 +50,19 @@ def test_rule_agrees_with_its_equation(case, weights, seed):
         assert relative_error(updates_of(stream.base, merged), expected) <= 1e-5
 
 
+@pytest.mark.parametrize("weights", [UNIFORM, WEIGHTED], ids=["uniform", "weighted"])
+@pytest.mark.parametrize("size", [0.02, 1.0, 50.0])
+def test_iso_finds_its_own_length(weights, size):
+    """With updates that are short, like the base, or long beside it: both bounds, and the law between them."""
+    stream = make_stream(3, dtype=torch.float64)
+    base = {n: t * size for n, t in stream.base.items()}
+    arrivals = [{n: base[n] + torch.from_numpy(d[n]) for n in base} for d in stream.deltas]
+    expected = oracle.iso_auto(stream.deltas, weights, LINEAR, {n: t.numpy() for n, t in base.items()})
+    for k, wanted in enumerate(expected, 1):
+        merged = mergeway.merge(base, arrivals[:k], "iso", weights[:k], scaling="auto")
+        assert relative_error(updates_of(base, merged), wanted) <= 1e-9
+
+
 def test_dop_with_its_default_options():
     stream = make_stream(2)
     merged = mergeway.merge(stream.base, stream.arrivals, "dop", WEIGHTED)

@@ -222,13 +222,15 @@ def test_an_arrival_that_was_rolled_back_may_come_again(trunk, call):
 # --- remove ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["average", "task-arithmetic", "iso"])
+@pytest.mark.parametrize("rule", ["average", "task-arithmetic", "iso", "iso scaling=auto"])
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_remove_restores_the_stream_without_the_arrival(stream, tmp_path, call, rule, gone):
     s = stream(3)
     path = tmp_path / "t"
     weights = [1.0, 2.5, 0.5]
-    call("init", path, "--base", s.base, "--rule", rule).ok()
+    rule, *options = rule.split()
+    call("init", path, "--base", s.base, "--rule", rule, *(w for o in options for w in ("--set", o))).ok()
+    rule = mw.rules.make(rule, dict(o.split("=") for o in options))
     for arrival, weight in zip(s.arrivals, weights, strict=True):
         call("add", path, arrival, "--weight", weight).ok()
     record = call("remove", path, f"task{gone + 1}", "--from", s.arrivals[gone], "--json").json()

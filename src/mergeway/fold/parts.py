@@ -39,7 +39,11 @@ class PartFolder(Folder):
 
     @property
     def reads_back(self) -> bool:
-        return isinstance(self.rule, Settles)
+        return self._settler is not None
+
+    @property
+    def _settler(self) -> Settles | None:
+        return self.rule if isinstance(self.rule, Settles) and self.rule.settles else None
 
     @property
     def asks(self) -> Asks:
@@ -71,6 +75,7 @@ class PartFolder(Folder):
         kept: Sink | None,
         model: Sink | None,
     ) -> Fold:
+        settler = self._settler
         extras: list[Mapping[str, Tensor]] = [arrival.extras() if arrival.extras else {} for arrival in arrivals]
 
         def one(name: str) -> list[Facts]:
@@ -80,8 +85,8 @@ class PartFolder(Folder):
                 for fold, reader, extra, tally in zip(folds, readers, extras, tallies, strict=True):
                     delta = _cut(reader, part).to(origin.dtype) - origin
                     after = self._fold_part(fold, part, delta, held, extra.get(name))
-                    if isinstance(self.rule, Settles):
-                        _add(tally, self.rule.tally(fold, delta, held, after))
+                    if settler is not None:
+                        _add(tally, settler.tally(fold, part, origin, delta, held, after))
                     held = after
                 self._keep(kept, name, part, held)
                 if model is not None:
@@ -92,14 +97,14 @@ class PartFolder(Folder):
 
     def _settled(self, folds: list[Fold], tallies: list[list[Facts]]) -> Fold:
         """The last fold with what follows from the sums over all parameters, fold after fold."""
-        if not isinstance(self.rule, Settles):
+        if self._settler is None:
             return folds[-1]
         at, facts = folds[-1], folds[-1].facts
         for i, fold in enumerate(folds):
             # An empty tensor has no parts and so no tally.
             keys = {key for t in tallies for key in t[i]}
             at = replace(fold, facts=facts)
-            facts = {**facts, **self.rule.settle(at, {k: fsum(t[i].get(k, 0.0) for t in tallies) for k in keys})}
+            facts = {**facts, **self._settler.settle(at, {k: fsum(t[i].get(k, 0.0) for t in tallies) for k in keys})}
         return at.settled(facts)
 
     def unfold(self, arrival: Arrival, standing: Standing, kept: Scratch, model: Sink) -> Fold:
@@ -108,14 +113,23 @@ class PartFolder(Folder):
         assert isinstance(rule, Removable) and state is not None
         leaving = replace(standing.at, weight=arrival.weight)
 
-        def one(name: str) -> None:
+        settler = self._settler
+
+        def one(name: str) -> list[Facts]:
             reader = arrival.read(name)
+            tally: Facts = {}
             for part, origin, held in self._parts(name, state):
                 delta = _cut(reader, part).to(origin.dtype) - origin
-                self._keep(kept.sink, name, part, rule.unfold(leaving, part, delta, held))
+                after = rule.unfold(leaving, part, delta, held)
+                if settler is not None:
+                    _add(tally, settler.tally(leaving, part, origin, delta, held, after))
+                self._keep(kept.sink, name, part, after)
+            return [tally]
 
-        self._each("removing", one)
         at = standing.at.without(arrival.weight)
+        at = replace(
+            self._settled([replace(at, weight=-arrival.weight)], self._each("removing", one)), weight=at.weight
+        )
         self.deploy(at, kept.read(), model)
         self.copy_buffers(model)
         return at

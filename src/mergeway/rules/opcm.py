@@ -47,7 +47,7 @@ class Opcm(SeesMatrices, Settles, PartRule):
             delta = project(delta, merged, self.alpha)
         return {"sum": merged.add(delta, alpha=at.weight)}
 
-    def tally(self, at: Fold, delta: Tensor, before: State, after: State) -> dict[str, float]:
+    def tally(self, at: Fold, part: Part, base: Tensor, delta: Tensor, before: State, after: State) -> dict[str, float]:
         counted = delta if self.norms == "raw" else (after["sum"] - before["sum"]) / at.weight
         return {"incoming": squared_norm(counted), "merged": squared_norm(after["sum"])}
 

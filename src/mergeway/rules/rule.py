@@ -173,12 +173,17 @@ class Surveys:
 class Settles:
     """A part rule whose update depends on sums over the whole model; `fold` may not use what `settle` finds."""
 
-    def tally(self, at: Fold, delta: Tensor, before: State, after: State) -> dict[str, float]:
+    @property
+    def settles(self) -> bool:
+        """Whether it does so with these options; if not, a model is written in the walk that folds it."""
+        return True
+
+    def tally(self, at: Fold, part: Part, base: Tensor, delta: Tensor, before: State, after: State) -> dict[str, float]:
         """What a part adds to the sums."""
         raise NotImplementedError
 
     def settle(self, at: Fold, sums: Mapping[str, float]) -> dict[str, float]:
-        """Facts that follow from the sums."""
+        """Facts that follow from the sums; when an arrival is taken out again, its weight in `at` is negative."""
         raise NotImplementedError
 
 
