@@ -84,7 +84,7 @@ def memory(rule: str, shapes: dict[str, tuple[int, ...]]) -> float:
     size, linear = _size(shapes), _linear(shapes)
     if rule in ("opcm", "iso", "dop"):
         return (200.0 if rule == "dop" else 90.0) * max(map(prod, linear))
-    return {"ode": 12.0 * size, "steer": 24.0 * size, "regmean": 12.0 * sum(s[1] ** 2 for s in linear)}.get(rule, 0.0)
+    return {"ode": 12.0 * size, "steer": 40.0 * size, "regmean": 12.0 * sum(s[1] ** 2 for s in linear)}.get(rule, 0.0)
 
 
 def work(rule: str, shapes: dict[str, tuple[int, ...]]) -> float:
