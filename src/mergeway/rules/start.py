@@ -57,7 +57,7 @@ def size_of_update(at: Fold, base: Params, arrival: Params) -> float:
     """The mean over the arrivals so far of the root mean square of the entries that each one moved."""
     moved = [(arrival[n] - b).double() for n, b in base.items()]
     count = sum(int(m.count_nonzero()) for m in moved)
-    new = math.sqrt(sum(float(m.square().sum()) for m in moved) / count) if count else 0.0
+    new = math.sqrt(math.fsum(float(m.square().sum()) for m in moved) / count) if count else 0.0
     before = at.facts.get("update", 0.0)
     return before + (new - before) / at.step
 
