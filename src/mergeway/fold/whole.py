@@ -60,10 +60,11 @@ class ModelFolder(Folder):
     def _read(self, read: Callable[[str], Tensor], slot: str | None = None) -> Params:
         """A model, or a slot of the state, in the dtype of the arithmetic; of rows, this rank's own.
 
-        A tied tensor comes once: under two names its gradient would be torn in two, and the names would part.
+        A tied tensor comes once: under two names its gradient would be torn in two, and the names would part. Names come in
+        alphabetical order, wherever the tensors are from: a loss that adds them up would round by the order.
         """
         found: Params = {}
-        for name, info in self.base.merged_infos.items():
+        for name, info in sorted(self.base.merged_infos.items()):
             if self.base.stored_as(name) != name:
                 continue
             tensor = read(slot_name(slot, name) if slot else name)
