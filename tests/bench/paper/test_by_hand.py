@@ -195,6 +195,12 @@ def test_tables_by_task(study):
     ]
 
 
+def test_bars_are_the_ends(study):
+    figure = per_task.end_bars(study)
+    heights = [round(bar.get_height(), 6) for bar in figure.axes[0].patches]
+    assert heights == [20.0, 30.0, 40.0, 90.0, 80.0, 70.0]
+
+
 def test_curves(study):
     written_study.write_run(study, "average", [FIRST, SECOND])
     over = curves.over_the_stream(study.run(["average"]), "average")

@@ -22,7 +22,7 @@ from mergeway.errors import OptionError
 from mergeway.train import Tangent, Training, finetune
 
 TRAINING = {"epochs": 2, "lr": 3e-3, "batch": 8}
-FIGURES = ("holistic-1", "holistic-2", "holistic-4", "holistic-5", "holistic-6", "holistic-7")
+FIGURES = ("holistic-1", "holistic-2", "holistic-3", "holistic-4", "holistic-5", "holistic-6", "holistic-7")
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,41 @@ def test_ends_of_the_interpolation_are_the_models(cil, tmp_path):
 def test_domain_incremental(dil, call, tmp_path):
     told = call("bench", dil, "--orders", 1, "--out", tmp_path, "--table", "holistic", "--json").json()
     assert [(t["name"], len(t["rows"])) for t in told["tables"]] == [("holistic-3", 13), ("holistic-4", 8)]
+
+
+def test_mismatch_is_that_of_the_stages_by_hand(cil, made):
+    """d_t of the first merge of the whole pipeline, from the stages themselves and features of transformers."""
+    from transformers import CLIPVisionModelWithProjection
+
+    from mergeway.bench.paper.mismatch import found_biases
+
+    found = found_biases(study(cil, made), 0)
+    suite = load_suite(cil)
+    assert len(found) == len(suite.tasks) - 1 and all(after < before for before, after in found)
+    base = load_file(suite.base / "model.safetensors")
+    training = Training(**TRAINING, tangent=True)
+    names = [t.name for t in suite.tasks]
+    first = finetune(suite, names[0], None, training)
+    second = finetune(suite, names[1], None, training, start=first.params)
+    merged = {}
+    for n, v in second.moments.items():
+        total = 0.4 * v + 0.6 * first.moments[n]
+        mean = (first.params[n] + second.params[n]) / 2
+        merged[n] = torch.where(
+            total > 0, (0.4 * v * second.params[n] + 0.6 * first.moments[n] * first.params[n]) / total, mean
+        )
+    tower = CLIPVisionModelWithProjection.from_pretrained(suite.base).eval()
+    mean, std = (torch.tensor(suite.settings[key])[:, None, None] for key in ("image_mean", "image_std"))
+    pixels = (suite.samples(names[1], "train").inputs["images"].permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+    def at(params, share):
+        tower.load_state_dict({n: base[n] + share * (params[n] - base[n]) for n in base}, strict=False)
+        with torch.no_grad():
+            return tower(pixel_values=pixels).image_embeds.double()
+
+    # The tangent's features by a central difference about the base.
+    away = [(at(p, 1e-2) - at(p, -1e-2)) / 2e-2 for p in (merged, first.params)]
+    assert found[0][0] == pytest.approx(float((away[0] - away[1]).norm()) / len(pixels), rel=0.02)
 
 
 def test_features_of_three_classes_are_kept(cil, made, call):

@@ -42,6 +42,32 @@ def ends_by_task(study: Study) -> Table:
     return Table("opcm-2", title, ("model", *tasks, "mean"), rows)
 
 
+def end_bars(study: Study) -> Figure:
+    """What the base and the experts reach on each task, as bars beside each other."""
+    tasks = [t.name for t in study.suite.tasks]
+    figure = style.new_figure(max(5.0, 0.7 * len(tasks)), 3.4)
+    axes = figure.add_subplot()
+    x = np.arange(len(tasks))
+    for number, (name, side) in enumerate((("pre-trained", "base"), ("fine-tuned", "experts"))):
+        heights = [study.ends[side][t] for t in tasks]
+        hatch = "" if number else "///"
+        axes.bar(
+            x + 0.4 * number - 0.2,
+            heights,
+            0.38,
+            label=name,
+            color=style.COLOURS[number],
+            hatch=hatch,
+            edgecolor="white",
+        )
+    axes.set_xticks(x, tasks, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_ylim(0, 100)
+    axes.grid(visible=False, axis="x")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    return figure
+
+
 def rules_by_task(study: Study) -> Table:
     """What each task reaches at the end of the longest stream."""
     tasks = [t.name for t in study.suite.tasks[: study.longest]]

@@ -18,6 +18,7 @@ from mergeway.bench.paper import (
     histograms,
     holistic,
     interpolation,
+    mismatch,
     per_task,
     sensitivity,
     similarity,
@@ -83,6 +84,7 @@ ITEMS = (
     Item("figure", "opcm-5", "ACC over the number of tasks", curves.accuracy_over_tasks),
     Item("figure", "opcm-6", "ACC over α, longest streams", curves.alpha_sweep),
     Item("figure", "opcm-7", "λ(t) beside √t", curves.adaptive_scaling),
+    Item("figure", "opcm-8", "base and experts as bars", per_task.end_bars),
     Item("figure", "opcm-9", "cosine of task vectors, all", lambda s: similarity.cosine_map(s, len(s.suite.tasks))),
     Item("figure", "opcm-12", "accuracy matrix", similarity.accuracy_matrices),
     Item("figure", "opcm-13", "ACC over λ and over α beside each other", curves.both_sweeps),
@@ -90,6 +92,7 @@ ITEMS = (
     Item("figure", "opcm-15", "ACC over α by stream length", curves.alpha_by_length),
     Item("figure", "holistic-1", "between two models: line and Fisher", interpolation.line_against_fisher, _SHARED),
     Item("figure", "holistic-2", "the line: standard and tangent", interpolation.along_the_line, _SHARED),
+    Item("figure", "holistic-3", "features moved by each merge", mismatch.mismatch_by_task, _SHARED),
     Item("figure", "holistic-4", "Fisher: standard and tangent", interpolation.along_fisher, _SHARED),
     *(
         Item("figure", f"holistic-{5 + k}", "features of a class", partial(before_and_after, number=k), _SHARED)
