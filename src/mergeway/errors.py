@@ -26,6 +26,10 @@ class TrunkLocked(TrunkError):
     """Another process is writing to the trunk."""
 
 
+class BaseNotFound(TrunkError):
+    """The base of a trunk is not where it was, nor anywhere that it is looked for."""
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown word: the nearest known one, and all of them."""
     choices = sorted(known)

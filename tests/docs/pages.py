@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,14 +190,14 @@ def _same_rules() -> Iterator[None]:
         RULES.update(before)
 
 
-def rewrite() -> None:
-    """Bring every page's output up to date, leaving alone what differs only by dates and digests."""
+def rewrite(names: Sequence[str]) -> None:
+    """Bring the output of every page, or of those named, up to date, leaving alone what differs only by dates and digests."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         stream = make_stream(Path(folder) / "stream")
         for number, path in enumerate(pages()):
             text = path.read_text(encoding="utf-8")
-            if not blocks(text):
+            if not blocks(text) or (names and path.name not in names):
                 continue
             fresh = run_page(path, stream, Path(folder) / f"page-{number}")
             if plain(fresh) != plain(text):
@@ -206,4 +206,4 @@ def rewrite() -> None:
 
 
 if __name__ == "__main__":
-    rewrite()
+    rewrite(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -81,7 +82,7 @@ def commands(folder: Path, env: dict[str, str], *lines: list[object]) -> list[st
     return done.stdout.split("---\n")[:-1]
 
 
-def test_an_installed_rule_is_a_rule_like_any_other(run, site, stream, tmp_path):
+def test_an_installed_rule_is_a_rule_like_any_other(run, call, site, stream, tmp_path):
     made, env, trunk = stream(2), seeing(site), tmp_path / "trunk"
     listed = {row["rule"]: row for row in run("rules", "--json", env=env).json()}
     assert {"average", "ode"} < listed.keys()
@@ -92,8 +93,15 @@ def test_an_installed_rule_is_a_rule_like_any_other(run, site, stream, tmp_path)
     assert [row["kind"] for row in json.loads(log)] == ["init", "add", "add"]
     assert json.loads((trunk / "trunk.json").read_text())["rule"] == "ema"
     assert close(load_file(trunk / "steps" / "000002" / "model.safetensors"), by_hand(made, 0.5))
-    # A process that does not have the package says so.
-    assert "there is no rule 'ema'" in run("log", trunk).mistake()
+    origins = [row["details"]["origin"] for row in json.loads(log)]
+    assert origins == [{"package": "mergeway-ema", "version": "1.0"}] * 3
+    # A process that does not have the package can read, and says what it lacks when it is to fold.
+    call("log", trunk).ok()
+    assert "ema (rate=0.5)" in call("show", trunk).ok().out
+    call("verify", trunk).ok()
+    call("export", trunk, tmp_path / "out").ok()
+    assert "exponential moving average" in (tmp_path / "out" / "README.md").read_text()
+    assert "there is no rule 'ema'" in call("add", trunk, made.arrivals[0], "--again").mistake()
 
 
 def test_the_laws_know_an_installed_rule(site):
@@ -129,7 +137,12 @@ def test_a_file_may_be_named_like_a_module_that_is_there(call, stream, tmp_path,
     monkeypatch.chdir("/")
     for arrival in made.arrivals:
         call("add", tmp_path / "trunk", arrival).ok()
-    assert close(mw.Trunk.open(tmp_path / "trunk").params(), by_hand(made, 0.5))
+    opened = mw.Trunk.open(tmp_path / "trunk")
+    assert close(opened.params(), by_hand(made, 0.5))
+    # No package and no version, but the very file.
+    digest = hashlib.sha256((tmp_path / "json.py").read_bytes()).hexdigest()
+    origin = {"file": str(tmp_path / "json.py"), "sha256": digest}
+    assert [record.details["origin"] for record in opened.log()] == [origin] * 3
 
 
 def test_a_trunk_made_in_python_finds_the_file_again(stream, tmp_path, monkeypatch):

@@ -56,14 +56,18 @@ def check_apart(out: Path, sources: Iterable[str]) -> None:
             raise CheckpointError(f"{out}: holds {source}, which the model is made from; choose another directory")
 
 
-def copy_side_files(source: Path | None, target: Path) -> None:
+def side_files(directory: Path | None) -> list[Path]:
     """Config, tokenizer, processor and generation files beside the weights."""
-    if source is None or not source.is_dir() or not team().lead:
-        return
-    for pattern in _SIDE_FILES:
-        for path in sorted(source.glob(pattern)):
-            if path.is_file() and path.name not in _NOT_COPIED:
-                copy_file(path, target / path.name)
+    if directory is None or not directory.is_dir():
+        return []
+    found = {path for pattern in _SIDE_FILES for path in directory.glob(pattern)}
+    return sorted(path for path in found if path.is_file() and path.name not in _NOT_COPIED)
+
+
+def copy_side_files(source: Path | None, target: Path) -> None:
+    """The side files of a model beside the weights of another."""
+    for path in side_files(source) if team().lead else ():
+        copy_file(path, target / path.name)
 
 
 def write_card(directory: Path, text: str) -> None:

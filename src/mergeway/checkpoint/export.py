@@ -19,7 +19,7 @@ from mergeway.errors import CheckpointError
 def write_model(
     out: Path,
     model: Checkpoint,
-    base: Checkpoint,
+    side: Path | None,
     card: str,
     dtype: torch.dtype | None,
     shard_size: int,
@@ -27,7 +27,7 @@ def write_model(
     progress: Progress,
     finish: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """The model's weights, in another dtype if asked, with the base's side files and a card; `finish` adds the rest."""
+    """The model's weights, in another dtype if asked, with the `side` files of the base's directory and a card; `finish` adds the rest."""
     infos = {n: TensorInfo(i.shape, dtype if dtype and i.merges else i.dtype) for n, i in model.infos.items()}
     with staged_directory(out, force) as stage:
         writer = ModelWriter(stage, infos, shard_size)
@@ -43,7 +43,7 @@ def write_model(
                 writer.write(name, start, block)
             progress.advance(info.nbytes)
         writer.finish()
-        copy_side_files(base.directory, stage)
+        copy_side_files(side, stage)
         write_card(stage, card)
         finish(stage)
     return out

@@ -53,6 +53,12 @@ NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Fail instead of waiting when another process is writing to the trunk.")
 ]
 
+BaseAt = Annotated[
+    str | None,
+    typer.Option(
+        "--base", metavar="REF", help="Where the base is now, if it is not found where it was.", show_default=False
+    ),
+]
 TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")]
 
 # The panels of `mergeway --help`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, Force, Json, ShardSize, TrunkPath, app, command_line
+from mergeway.cli.app import DEPLOY, BaseAt, Force, Json, ShardSize, TrunkPath, app, command_line
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
@@ -43,6 +43,7 @@ def export(
     ] = False,
     shard_size: ShardSize = "5GB",
     force: Force = False,
+    base: BaseAt = None,
     as_json: Json = False,
 ) -> None:
     """Write the deployed model as a directory that transformers loads, or its update as an adapter that peft loads."""
@@ -54,7 +55,7 @@ def export(
     wanted = read_dtype(dtype) if dtype else None
     adapter = None
     with progress() as bar:
-        opened = Trunk.open(trunk, progress=bar)
+        opened = Trunk.open(trunk, progress=bar, base=base)
         last = opened.log()[-1]
         if lora is not None:
             options = {"dtype": wanted} if wanted else {}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, Json, Threads, TrunkPath, app
+from mergeway.cli.app import DEPLOY, BaseAt, Json, Threads, TrunkPath, app
 from mergeway.cli.records import headline, lines_of
 from mergeway.core.printed import printable
 
@@ -53,9 +53,10 @@ def show(
     out = console()
     out.print(headline(record))
     facts = [(k, f"{v:.6g}" if isinstance(v, float) else str(v)) for k, v in record.details.get("facts", {}).items()]
-    settings = ", ".join(f"{k}={v}" for k, v in opened.rule.options().items() if v is not None)
+    rule = opened.described_rule
+    settings = ", ".join(f"{k}={v}" for k, v in rule.options().items() if v is not None)
     extra = [
-        ("rule", f"{opened.rule.name}{' (' + settings + ')' if settings else ''}"),
+        ("rule", f"{rule.name}{' (' + settings + ')' if settings else ''}"),
         ("base", opened.base_ref),
         ("hash", record.hash),
         *facts,
@@ -111,6 +112,7 @@ def verify(
             "--against", metavar="DIGEST", help="The head that 'add' printed, kept elsewhere.", show_default=False
         ),
     ] = None,
+    base: BaseAt = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> int:
@@ -121,7 +123,7 @@ def verify(
     from mergeway.trunk import Trunk
 
     with progress() as bar:
-        opened = Trunk.open(trunk, threads=threads, progress=bar)
+        opened = Trunk.open(trunk, threads=threads, progress=bar, base=base)
         problems = opened.verify(against)
     if as_json:
         print_json({"trunk": str(trunk), "intact": not problems, "problems": problems})

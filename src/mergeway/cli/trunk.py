@@ -1,4 +1,4 @@
-"""The commands that change a trunk: init, add, remove, rollback."""
+"""The commands that change a trunk: init, add, remove, rollback, relocate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import FOLD, AllowPickle, Heads, Json, NoWait, Set, Threads, TrunkPath, app, read_options
+from mergeway.cli.app import FOLD, AllowPickle, BaseAt, Heads, Json, NoWait, Set, Threads, TrunkPath, app, read_options
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 from mergeway.cli.records import print_record
@@ -77,6 +77,9 @@ def init(
         typer.Option("--top-k", metavar="K", help="Likeliest tokens that a language model answers with at each place."),
     ] = 32,
     heads: Heads = None,
+    embed_base: Annotated[
+        bool, typer.Option("--embed-base", help="Keep a copy of the base in the trunk, so that it can move alone.")
+    ] = False,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
@@ -96,6 +99,7 @@ def init(
             keep=keep,
             memory=Bounds(memory, share, seed, copies, top_k),  # pyright: ignore[reportArgumentType] - checked by Bounds
             heads=heads,
+            embed_base=embed_base,
             threads=threads,
             allow_pickle=allow_pickle,
             progress=bar,
@@ -123,6 +127,7 @@ def add(
     moments: MomentsFile = None,
     again: Annotated[bool, typer.Option("--again", help="Fold in the same weights once more.")] = False,
     no_wait: NoWait = False,
+    base: BaseAt = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
@@ -135,7 +140,7 @@ def add(
     from mergeway.trunk import Trunk
 
     with progress() as bar:
-        opened = Trunk.open(trunk, threads=threads, compute=compute, progress=bar)
+        opened = Trunk.open(trunk, threads=threads, compute=compute, progress=bar, base=base)
         record = opened.add(
             arrival,
             task,
@@ -159,6 +164,7 @@ def remove(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the arrival to take out.")],
     source: Annotated[str, typer.Option("--from", metavar="REF", help="The checkpoint that was folded in as TASK.")],
     no_wait: NoWait = False,
+    base: BaseAt = None,
     threads: Threads = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
@@ -168,7 +174,7 @@ def remove(
     from mergeway.trunk import Trunk
 
     with progress() as bar:
-        opened = Trunk.open(trunk, threads=threads, progress=bar)
+        opened = Trunk.open(trunk, threads=threads, progress=bar, base=base)
         record = opened.remove(task, source, wait=not no_wait, allow_pickle=allow_pickle)
     print_record(record, as_json)
 
@@ -189,6 +195,26 @@ def rollback(
     with progress() as bar:
         record = Trunk.open(trunk, progress=bar).rollback(step, wait=not no_wait)
     print_record(record, as_json)
+
+
+@app.command(rich_help_panel=FOLD)
+def relocate(
+    trunk: TrunkPath,
+    base: Annotated[str, typer.Option("--base", metavar="REF", help="Where the base is now.")],
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> None:
+    """Tell a trunk where its base is now."""
+    from mergeway.cli.display import console, print_json, progress
+    from mergeway.trunk import Trunk
+
+    with progress() as bar:
+        opened = Trunk.open(trunk, progress=bar)
+        now = opened.relocate(base, wait=not no_wait)
+    if as_json:
+        print_json({"trunk": str(trunk), "base": now, "digest": opened.base_digest})
+        return
+    console().print(f"the base of {trunk} is at {now}", markup=False)
 
 
 def read_by_task(words: list[str] | None) -> dict[str, str] | str | None:

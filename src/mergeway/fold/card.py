@@ -5,24 +5,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 from mergeway import __version__
-from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.directory import licence_of
 from mergeway.checkpoint.heads import Head, classes_of
 from mergeway.checkpoint.resolve import hub_id
 from mergeway.core.printed import printable
-from mergeway.rules import Rule
+from mergeway.rules import Description, Rule
 
 # Task, source, digest and weight of an arrival.
 Row = tuple[str, str, str, float]
 
 
+class Origin(Protocol):
+    """What a card says of the base: its name and its licence."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def directory(self) -> Path | None: ...
+
+
 def model_card(
-    base: Checkpoint,
+    base: Origin,
     base_digest: str,
     arrivals: Sequence[Row],
-    rule: Rule,
+    rule: Rule | Description,
     command: str | None = None,
     library: str = "transformers",
     notes: str = "",
@@ -75,7 +86,7 @@ The adapter holds the head of the task {_code(str(task))} among its `modules_to_
 """
 
 
-def _front_matter(base: Checkpoint, library: str) -> str:
+def _front_matter(base: Origin, library: str) -> str:
     """What the hub reads; a base on somebody's disk has no name there."""
     lines = [f"library_name: {library}", "tags: [mergeway, merge, continual-model-merging]"]
     if found := hub_id(base.source):

@@ -9,6 +9,7 @@ from mergeway.rules.ode.rule import Ode as Ode
 from mergeway.rules.opcm import Opcm as Opcm
 from mergeway.rules.randmix import Randmix as Randmix
 from mergeway.rules.registry import RULES as RULES
+from mergeway.rules.registry import Description as Description
 from mergeway.rules.registry import find_rules as find_rules
 from mergeway.rules.registry import make as make
 from mergeway.rules.registry import reference as reference

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 
+from mergeway import __version__
 from mergeway.core.tensors import compiled
 from mergeway.errors import OptionError, suggest
 from mergeway.rules.average import Average
@@ -93,6 +97,40 @@ def reference(rule: Rule) -> str:
     """What a trunk writes down to find the rule again: its name, `module:Class`, or `/path/file.py:Class`."""
     kind = type(rule)
     return rule.name if RULES.get(rule.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Description:
+    """A rule as a trunk writes it down: what a reader is told of it who does not have its class."""
+
+    name: str
+    title: str
+    paper: str
+    chosen: Mapping[str, object]
+    origin: Mapping[str, str]
+
+    @classmethod
+    def of(cls, rule: Rule) -> Description:
+        return cls(rule.name, rule.title, rule.paper, rule.options(), origin(type(rule)))
+
+    def options(self) -> Mapping[str, object]:
+        return self.chosen
+
+
+@cache
+def origin(rule: type[Rule]) -> dict[str, str]:
+    """Where a rule's code is from: a package and its version, or a file and its digest."""
+    top = rule.__module__.partition(".")[0]
+    if top == "mergeway":
+        return {"package": top, "version": __version__}
+    named = [e for e in entry_points(group=GROUP) if e.value == f"{rule.__module__}:{rule.__qualname__}" and e.dist]
+    packages = [e.dist.name for e in named if e.dist] or packages_distributions().get(top, [])
+    if packages:
+        return {"package": packages[0], "version": version(packages[0])}
+    file = getattr(sys.modules.get(rule.__module__), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return {"module": rule.__module__}
+    return {"file": str(file), "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
 
 
 def _module(name: str, where: str) -> ModuleType:

@@ -22,8 +22,10 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.folder import Folder, Standing
 from mergeway.fold.prepare import Arrival, Base, Data
-from mergeway.rules.rule import Fold, Rule, WantsAnswers
+from mergeway.rules.registry import Description
+from mergeway.rules.rule import Fold, WantsAnswers
 from mergeway.trunk.journal import Point, Record, now
+from mergeway.trunk.record import Places
 from mergeway.trunk.snapshot import STATE, Digests
 from mergeway.trunk.store import Store
 
@@ -69,7 +71,7 @@ class Commit:
         """Everything but state and model as it is in an earlier snapshot."""
         self.files |= self.store.link_snapshot(record, self.stage, lambda n: not n.startswith("model") and n != STATE)
 
-    def finish(self, record: Record, rule: Rule, at: Fold, details: Mapping[str, object], keep: int) -> Record:
+    def finish(self, record: Record, rule: Description, at: Fold, details: Mapping[str, object], keep: int) -> Record:
         """Make the step part of the trunk; `keep` snapshots stay."""
         self._state.read()
         written = self._model.finish()
@@ -78,7 +80,13 @@ class Commit:
             record,
             result=combine_digests(tensors, self.base.checkpoint.infos),
             stream=asdict(at),
-            details={"rule": rule.name, "facts": dict(at.facts), **details},
+            details={
+                "rule": rule.name,
+                "origin": rule.origin,
+                "facts": dict(at.facts),
+                **record.details,
+                **details,
+            },
         )
         digests = {STATE: self._state.digests} | self.files | written
         return self.store.commit(self.stage, digests, self.point, complete, keep)
@@ -153,8 +161,9 @@ class Change:
         return None, None, partial(read_task, *given)
 
 
-def record_of(point: Point, kind: str, arrival: Arrival) -> Record:
+def record_of(store: Store, point: Point, kind: str, arrival: Arrival) -> Record:
     """The record of a change by this arrival, without its result."""
+    places = Places.of(arrival.checkpoint.source, store.path).on_disk()
     return Record(
         step=point.last.step + 1,
         kind=kind,
@@ -164,6 +173,7 @@ def record_of(point: Point, kind: str, arrival: Arrival) -> Record:
         source=arrival.checkpoint.source,
         digest=arrival.seen.digest,
         weight=arrival.weight,
+        details={"places": places} if places else {},
     )
 
 

@@ -1,9 +1,10 @@
-"""A record of the journal: one change of a trunk, sealed by its hash and by that of the record before."""
+"""A record of the journal: one change of a trunk, sealed by its hash and by that of the record before, and where its source lies."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -83,3 +84,36 @@ def parse_record(path: Path, number: int, line: str) -> Record:
         raise TrunkError(
             f"{path}, line {number}: not a journal record (expected one JSON object with {names})"
         ) from None
+
+
+@dataclass(frozen=True)
+class Places:
+    """A reference as it was given; a path on this disk also from the root and from the trunk's directory."""
+
+    source: str
+    absolute: str | None = None
+    relative: str | None = None
+
+    @classmethod
+    def of(cls, source: str, trunk: Path) -> Places:
+        """The places of a reference; a hub id or a model in memory has no other than its name."""
+        if not Path(source).exists():
+            return cls(source)
+        absolute = Path(source).absolute()
+        return cls(source, str(absolute), os.path.relpath(absolute, trunk.absolute()))
+
+    @classmethod
+    def recorded(cls, record: Record) -> Places:
+        """Where the arrival of a record was when it was folded."""
+        known = record.details.get("places", {})
+        return cls(str(record.source), known.get("absolute"), known.get("relative"))
+
+    def on_disk(self) -> dict[str, str]:
+        """What a record keeps besides the reference itself."""
+        found = {"absolute": self.absolute, "relative": self.relative}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def seen_from(self, trunk: Path) -> list[str]:
+        """What to try, in this order; a relative path that was typed meant another working directory."""
+        near = os.path.normpath(trunk.absolute() / self.relative) if self.relative else None
+        return list(dict.fromkeys(place for place in (self.absolute or self.source, near) if place))

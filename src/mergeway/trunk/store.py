@@ -1,6 +1,7 @@
 """A trunk on disk.
 
     trunk.json       what was fixed at `init`: format, base, rule, options
+    base/            what is kept of the base, and base.json, where it is now (see `base`)
     journal.jsonl    the history; a change happens at the one moment at which its record is at the end of this file
     head             the last record's step and hash, written after the journal, so that a shortened journal shows, and what the
                      next record needs to know of all records before it, so that a change costs the same at any step
@@ -51,8 +52,10 @@ class Store:
         self._known: Point | None = None  # where the trunk stands for as long as we hold the lock and change nothing
 
     @classmethod
-    def create(cls, path: Path, settings: Mapping[str, object], first: Record) -> Store:
-        """A new trunk, complete or not at all."""
+    def create(
+        cls, path: Path, settings: Mapping[str, object], first: Record, fill: Callable[[Path], None] = lambda _: None
+    ) -> Store:
+        """A new trunk, complete or not at all; `fill` adds files of its own."""
         with writing(path):
             taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
         if taken:
@@ -67,6 +70,7 @@ class Store:
                 write_text(stage / "trunk.json", text)
                 write_text(stage / "journal.jsonl", journal.text())
                 (stage / "head").write_bytes(journal.point().head())
+                fill(stage)
         except CheckpointError as problem:
             raise TrunkError(str(problem)) from None
         return cls(path)

@@ -14,17 +14,18 @@ from mergeway.calibration.calibrate import ByTask, CalibrationRequest, read_task
 from mergeway.calibration.memory import Bounds, asked_about, check_copies
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import open_checkpoint
-from mergeway.checkpoint.heads import head_pattern, read_heads
+from mergeway.checkpoint.heads import read_heads
 from mergeway.checkpoint.resolve import Reference
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
-from mergeway.errors import OptionError, TrunkError
-from mergeway.fold.prepare import Given, prepare_arrival, prepare_base, task_name, with_extras
+from mergeway.errors import TrunkError
+from mergeway.fold.prepare import Given, prepare_arrival, task_name, with_extras
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
 from mergeway.rules import RULES, Rule, make, reference
+from mergeway.trunk.beginning import Beginning
 from mergeway.trunk.commit import Change, Commit, record_of, refuse_twice
 from mergeway.trunk.journal import Record, now
 from mergeway.trunk.store import Store
@@ -44,6 +45,7 @@ class Trunk(TrunkView):
         keep: int = 2,
         memory: Bounds | None = None,
         heads: str | None = None,
+        embed_base: bool = False,
         threads: int | None = None,
         allow_pickle: bool = False,
         progress: Progress = SILENT,
@@ -51,32 +53,16 @@ class Trunk(TrunkView):
     ) -> Trunk:
         """Start a trunk from a base; the base stays where it is and is checked by its digest at every fold.
 
+        With `embed_base` the trunk keeps a copy of it and never needs the original again.
+
         `memory` bounds the calibration samples; `heads`, a regular expression, names the tensors that each task keeps for
         itself (by default those of a classifier, '' for none).
         """
         chosen = make(rule, options)
         name = rule if isinstance(rule, str) and rule in RULES else reference(chosen)
-        if type(make(name, chosen.options())).__qualname__ != type(chosen).__qualname__:
-            raise OptionError(
-                f"rule '{name}' cannot be found again by its name; put its class into a module of its own"
-            )
-        _check_kept(keep, base)
-        checkpoint = open_checkpoint(base, allow_pickle=allow_pickle)
-        with worker_pool(threads) as pool:
-            prepared = prepare_base(checkpoint, pool, progress)
-        source = str(Path(base).absolute()) if Path(base).exists() else str(base)
-        settings = {
-            "base": {"source": source, "digest": prepared.seen.digest, "allow_pickle": allow_pickle},
-            "rule": name,
-            "options": chosen.options(),
-            "keep": keep,
-            "memory": asdict(memory or Bounds()),
-            "heads": head_pattern(checkpoint, heads),
-        }
-        details = {"rule": name, "options": chosen.options()}
-        digest = prepared.seen.digest
-        first = Record(0, "init", digest, now(), source=source, digest=digest, details=details)
-        return cls(Store.create(Path(path), settings, first), threads=threads, progress=progress)
+        beginning = Beginning(chosen, name, keep, memory or Bounds(), heads, embed_base, allow_pickle)
+        store = beginning.create(Path(path), base, threads, progress)
+        return cls(store, threads=threads, progress=progress)
 
     @classmethod
     def open(
@@ -86,9 +72,21 @@ class Trunk(TrunkView):
         threads: int | None = None,
         compute: Compute | None = None,
         progress: Progress = SILENT,
+        base: str | Path | None = None,
     ) -> Trunk:
-        """Open a trunk at its last commit; `compute` says how a fold or an alignment with data runs the model."""
-        return cls(Store(Path(path)), threads=threads, compute=compute, progress=progress)
+        """Open a trunk at its last commit; `compute` says how a fold or an alignment with data runs the model.
+
+        `base` says where the base is this time; `relocate` writes it down for good.
+        """
+        opened = cls(Store(Path(path)), threads=threads, compute=compute, progress=progress, base=base)
+        with contextlib.suppress(TrunkError):  # if you only read, you can do without the rule's class
+            _ = opened.rule_today
+        return opened
+
+    def relocate(self, base: str | Path, *, wait: bool = True) -> str:
+        """Write down where the base is now; it must be the one that the trunk started from."""
+        with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
+            return self._kept_base.relocate(str(base), pool, self._progress)
 
     def add(
         self,
@@ -132,11 +130,9 @@ class Trunk(TrunkView):
                 commit.keep_heads(heads)
                 digest = arrival.seen.digest
                 commit.keep_memory(memory.answered(folded.objective, name, digest) if memory else None)
-                record, details = (
-                    record_of(point, "add", arrival),
-                    {**folded.details, **asked_about(folded.objective, name)},
-                )
-                return commit.finish(record, self.rule, folded.at, details, self.keep)
+                record = record_of(self._store, point, "add", arrival)
+                details = {**folded.details, **asked_about(folded.objective, name)}
+                return commit.finish(record, self.rule_today, folded.at, details, self.keep)
 
     def remove(self, task: str, ref: Reference, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
@@ -152,7 +148,7 @@ class Trunk(TrunkView):
                 raise TrunkError(
                     f"{checkpoint.source}: is not what was folded in as '{task}' (digest {arrival.seen.digest[:12]}, folded {held[task].digest[:12]})"
                 )
-            record = record_of(point, "remove", arrival)
+            record = record_of(self._store, point, "remove", arrival)
             if len(held) == 1:
                 # The deployed model is the base again, and there is nothing to keep.
                 bare = replace(record, result=base.seen.digest)
@@ -161,7 +157,7 @@ class Trunk(TrunkView):
                 kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 at = change.folder.unfold(arrival, change.standing(), kept, model)
                 commit.keep_heads({t: h for t, h in change.heads.items() if t != task})
-                return commit.finish(record, self.rule, at, {}, self.keep)
+                return commit.finish(record, self.rule_today, at, {}, self.keep)
 
     def align(
         self,
@@ -198,7 +194,7 @@ class Trunk(TrunkView):
                 kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
                 commit.keep_rest_of(last)
-                return commit.finish(record, self.rule, standing.at, {"align": facts}, self.keep)
+                return commit.finish(record, self.rule_today, standing.at, {"align": facts}, self.keep)
 
     def rollback(self, step: int, *, wait: bool = True) -> Record:
         """Go back to an earlier step that still has its snapshot; that is a journal record too."""
@@ -229,11 +225,3 @@ class Trunk(TrunkView):
             yield Change(
                 self._store, point, base, folder, pool, read_heads(self._store.of(point.last).directory("heads"))
             )
-
-
-def _check_kept(keep: object, base: object) -> None:
-    """What a trunk writes down and comes back to must be what `create` asks for, whatever a caller gave."""
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise OptionError(f"keep is {keep!r}; at least 1 snapshot must be kept")
-    if not isinstance(base, str | Path):
-        raise TrunkError(f"the base of a trunk is a path or a hub id, not {type(base).__name__}; save the model first")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from mergeway.core.progress import SILENT, Progress
-from mergeway.errors import MergewayError
+from mergeway.errors import BaseNotFound, MergewayError, OptionError
+from mergeway.trunk.base import KeptBase
 from mergeway.trunk.journal import Journal
 from mergeway.trunk.store import Store
 
@@ -15,6 +18,10 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, again
 
     `against` is the digest of a record that was kept elsewhere: a history without that record is another one.
     """
+    if against is not None and not re.fullmatch(r"[0-9a-f]{64}", against):
+        raise OptionError(
+            f"the digest to verify against is '{against}'; it takes the 64 hexadecimal digits that 'add' prints as 'head'"
+        )
     try:
         journal = store.journal()
         settings = store.settings_digest()
@@ -38,6 +45,26 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, again
         # A writer may drop an old snapshot while we read it.
         problems += found if directory.exists() else []
     return problems + _missing(store, journal)
+
+
+def base_problems(
+    base: KeptBase, store: Store, others: Sequence[str], pool: Executor, progress: Progress = SILENT
+) -> list[str]:
+    """What is wrong with the base, and with what the trunk keeps of it; one that is not here is told of if all else is well."""
+    problems = base.problems()
+    if damaged := base.embedded_problem(pool, progress):
+        problems.append(damaged)
+    try:
+        base.find(pool, progress)
+    except BaseNotFound as problem:
+        if others or problems:
+            return problems
+        if store.journal().last.files is None:
+            return [str(problem)]
+        progress.note(f"the base was not compared: {problem}")
+    except MergewayError as problem:
+        problems.append(str(problem))
+    return problems
 
 
 def _missing(store: Store, journal: Journal) -> list[str]:

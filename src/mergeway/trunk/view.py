@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mergeway.calibration.memory import Bounds, CalibrationMemory
-from mergeway.checkpoint import Checkpoint, open_checkpoint
+from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
@@ -21,14 +21,16 @@ from mergeway.checkpoint.source import JsonObject
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
-from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
+from mergeway.errors import CheckpointError, OptionError, TrunkError
 from mergeway.fold.card import adapter_notes, model_card
-from mergeway.fold.prepare import Base, prepare_base
+from mergeway.fold.prepare import Base
 from mergeway.model.compute import Compute
-from mergeway.rules import Rule, make
+from mergeway.rules import Description, Rule, make
+from mergeway.trunk.base import KeptBase, Outline
 from mergeway.trunk.journal import Folded, Journal, Record
+from mergeway.trunk.record import Places
 from mergeway.trunk.store import Store
-from mergeway.trunk.verify import problems_of
+from mergeway.trunk.verify import base_problems, problems_of
 
 
 class TrunkView:
@@ -41,6 +43,7 @@ class TrunkView:
         threads: int | None = None,
         compute: Compute | None = None,
         progress: Progress = SILENT,
+        base: str | Path | None = None,
     ) -> None:
         self._store = store
         self._threads = threads
@@ -48,10 +51,11 @@ class TrunkView:
         self._progress = progress
         settings = store.settings()
         try:
-            self.base_ref: str = settings["base"]["source"]
+            self._kept_base = KeptBase(store.path, settings["base"], str(base) if base is not None else None)
             self.base_digest: str = settings["base"]["digest"]
             self.keep: int = settings["keep"]
-            self.rule: Rule = make(settings["rule"], settings["options"])
+            self._rule_as: tuple[str, Mapping[str, object]] = settings["rule"], settings["options"]
+            self._about: JsonObject | None = settings.get("about")
             self.bounds = Bounds(**settings.get("memory", {}))
             self.heads: str | None = settings.get("heads")
         except (KeyError, TypeError, AttributeError) as problem:
@@ -64,6 +68,31 @@ class TrunkView:
     @property
     def path(self) -> Path:
         return self._store.path
+
+    @property
+    def base_ref(self) -> str:
+        """Where the base was when it was last named."""
+        return self._kept_base.source
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule itself; a reader who does not have its class can do with `described_rule`."""
+        try:
+            return make(*self._rule_as)
+        except OptionError as problem:
+            raise TrunkError(
+                f"{self._store.settings_path}: {problem}; install what the rule is from, or restore the file from a backup"
+            ) from None
+
+    @cached_property
+    def rule_today(self) -> Description:
+        """The rule as it is installed now, which may be another version than at `init`."""
+        return Description.of(self.rule)
+
+    @property
+    def described_rule(self) -> Description:
+        """What the trunk has written down about its rule."""
+        return Description(**self._about, chosen=self._rule_as[1]) if self._about else self.rule_today
 
     def memory(self) -> JsonObject:
         """The calibration samples that the trunk remembers: tasks, samples, the arrivals' answers, bytes."""
@@ -109,26 +138,22 @@ class TrunkView:
         """The arrivals that the deployed model holds."""
         return self._store.journal().folded(step)
 
+    def places_of(self, step: int) -> list[str]:
+        """Where the arrival of a step may lie today: where it was, and where it was as seen from the trunk."""
+        return Places.recorded(self.record(step)).seen_from(self.path)
+
     def kept_steps(self) -> list[int]:
         """The steps that `rollback` can go back to."""
         return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
 
     def verify(self, against: str | None = None) -> list[str]:
-        """Every byte that differs from what was committed, one line each; also a base that changed or is gone.
+        """Every byte that differs from what was committed, one line each; also a base that changed.
 
-        `against` is the `hash` of a record that you kept elsewhere. The trunk must hold that record.
+        A base that is not here is a problem only if it is deployed. `against` is the `hash` of a record that the trunk must hold.
         """
-        if against is not None and not re.fullmatch(r"[0-9a-f]{64}", against):
-            raise OptionError(
-                f"the digest to verify against is '{against}'; it takes the 64 hexadecimal digits that 'add' prints as 'head'"
-            )
         with worker_pool(self._threads) as pool:
             problems = problems_of(self._store, pool, self._progress, against)
-            try:
-                self._base(pool)
-            except MergewayError as problem:
-                problems.append(str(problem))
-        return problems
+            return problems + base_problems(self._kept_base, self._store, problems, pool, self._progress)
 
     def export(
         self,
@@ -146,14 +171,15 @@ class TrunkView:
         Where tasks keep heads for themselves, name the `task` whose head takes its place in the model, or ask for the `backbone`:
         the model with the base's own head, and all heads of tasks beside it, as `heads/TASK.safetensors`.
         """
-        check_apart(Path(out), [self.base_ref])
+        check_apart(Path(out), self._kept_base.named_places())
         heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
         own = self._head(heads, task, backbone)
-        base = self._open_base()
+        model = self.deployed()
+        base = self._kept_base.outline(model) or self._open_base()
         return write_model(
             Path(out),
-            with_head(self.deployed(), own) if own else self.deployed(),
-            base,
+            with_head(model, own) if own else model,
+            base.directory,
             self._card(base, command),
             dtype,
             shard_size,
@@ -177,7 +203,7 @@ class TrunkView:
 
         `task` and `backbone` are those of `export`; the head of a task is stored whole, among peft's `modules_to_save`.
         """
-        check_apart(Path(out), [self.base_ref])
+        check_apart(Path(out), self._kept_base.named_places())
         heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
         own = self._head(heads, task, backbone)
         base = self._open_base()
@@ -196,9 +222,11 @@ class TrunkView:
                 lambda stage: write_beside(stage, {} if own else heads),
             )
 
-    def _card(self, base: Checkpoint, command: str | None, library: str = "transformers", notes: str = "") -> str:
+    def _card(
+        self, base: Checkpoint | Outline, command: str | None, library: str = "transformers", notes: str = ""
+    ) -> str:
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        return model_card(base, self.base_digest, rows, self.rule, command, library, notes)
+        return model_card(base, self.base_digest, rows, self.described_rule, command, library, notes)
 
     def _head(self, heads: Mapping[str, Head], task: str | None, backbone: bool) -> Head | None:
         """The head that an export is to have; without one of a task it would have the base's, which no arrival has trained."""
@@ -215,16 +243,8 @@ class TrunkView:
         return heads[task] if task is not None else None
 
     def _open_base(self) -> Checkpoint:
-        allow = self._store.settings()["base"].get("allow_pickle", False)
-        try:
-            return open_checkpoint(self.base_ref, allow_pickle=allow)
-        except CheckpointError as problem:
-            raise TrunkError(f"the base of {self.path} cannot be opened: {problem}") from None
+        with worker_pool(self._threads) as pool:
+            return self._base(pool).checkpoint
 
     def _base(self, pool: Executor) -> Base:
-        base = prepare_base(self._open_base(), pool, self._progress, self.heads)
-        if base.seen.digest != self.base_digest:
-            raise TrunkError(
-                f"the base {self.base_ref} has changed since 'init' (digest {base.seen.digest[:12]}, was {self.base_digest[:12]}); put the old one back"
-            )
-        return base
+        return self._kept_base.find(pool, self._progress, self.heads)

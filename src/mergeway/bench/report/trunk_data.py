@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TypedDict
 
 import torch
@@ -30,19 +31,19 @@ class Geometry(TypedDict):
 
 def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
     """The numbers of a trunk for its page; what can no longer be read is reported, not guessed."""
-    records, held = trunk.log(), trunk.folded()
+    records, held, rule = trunk.log(), trunk.folded(), trunk.described_rule
     return {
         "kind": "trunk",
         "title": trunk.path.absolute().name,
         "path": str(trunk.path),
         "base": {"source": trunk.base_ref, "digest": trunk.base_digest},
-        "rule": trunk.rule.name,
-        "options": trunk.rule.options(),
+        "rule": rule.name,
+        "options": rule.options(),
         "kept": trunk.kept_steps(),
         "journal": [_record(r) for r in records],
         "held": [asdict(f) for f in held],
         "trajectories": [
-            {"rule": trunk.rule.name, "fold": r.step, "task": r.task} | dict(r.details["trajectory"])
+            {"rule": rule.name, "fold": r.step, "task": r.task} | dict(r.details["trajectory"])
             for r in records
             if "trajectory" in r.details
         ],
@@ -58,7 +59,7 @@ def _geometry(trunk: Trunk, held: Sequence[Folded], progress: Progress) -> Geome
             problem_text = f"The base cannot be read, so there is no drift and no cosine: {problem}"
             return {"drift": [], "arrivals": [], "cosines": None, "problems": [problem_text]}
         drift = [{"step": step, "norm": _distance(base, trunk.deployed(step))} for step in trunk.kept_steps()]
-        readable, problems = _arrivals(base, held, pool, progress)
+        readable, problems = _arrivals(trunk, base, held, pool, progress)
     gram = _gram(base, readable)
     norms = gram.diagonal().sqrt()
     cosines = (gram / norms.outer(norms).clamp_min(1e-300)).tolist() if len(readable) > 1 else None
@@ -85,13 +86,14 @@ def _distance(base: Base, model: Checkpoint) -> float:
 
 
 def _arrivals(
-    base: Base, held: Sequence[Folded], pool: Executor, progress: Progress
+    trunk: Trunk, base: Base, held: Sequence[Folded], pool: Executor, progress: Progress
 ) -> tuple[list[Arrival], list[str]]:
     """The arrivals whose sources still hold what was folded, and a sentence for each of the others."""
     found, problems = [], []
     for folded in held:
         try:
-            checkpoint = open_checkpoint(folded.source, base.checkpoint)
+            places = [p for p in trunk.places_of(folded.step) if Path(p).exists()]
+            checkpoint = open_checkpoint(places[0] if places else folded.source, base.checkpoint)
             arrival = prepare_arrival(base, checkpoint, folded.weight, folded.task, pool, progress)
         except MergewayError as problem:
             problems.append(f"Arrival '{folded.task}' cannot be read: {problem}")
