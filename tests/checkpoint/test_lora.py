@@ -12,7 +12,16 @@ import torch
 from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from shared import Tensors
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import mergeway as mw
 
@@ -24,15 +33,15 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
 
 
-def save_adapter(model, config, folder, merge: bool = True) -> Tensors:
+def save_adapter(model, config, folder, merge: bool = True, whole: bool = False) -> Tensors:
     """Save base and adapter as peft does; the state dict after peft has merged them, when it can."""
     model.save_pretrained(folder / "base")
     torch.manual_seed(1)
     tuned = get_peft_model(copy.deepcopy(model), config)
-    for name, parameter in tuned.named_parameters():
-        if "lora" in name:
+    for parameter in tuned.parameters():
+        if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
-    tuned.save_pretrained(folder / "adapter", save_embedding_layers=False)
+    tuned.save_pretrained(folder / "adapter", save_embedding_layers=whole)
     return tuned.merge_and_unload().state_dict() if merge else {}
 
 
@@ -64,8 +73,26 @@ LINEAR = ["q_proj", "v_proj", "down_proj"]
         {"target_modules": ["embed_tokens", "q_proj"], "lora_alpha": 3},
         {"target_modules": ["lm_head", "gate_proj"]},
         {"target_modules": LINEAR, "layers_to_transform": [1]},
+        {"target_modules": LINEAR, "use_dora": True},
+        {"target_modules": LINEAR, "use_dora": True, "use_rslora": True, "rank_pattern": {"v_proj": 2}},
+        {"target_modules": LINEAR, "modules_to_save": ["lm_head", "norm"]},
+        {"target_modules": ["embed_tokens", "q_proj"], "bias": "all"},
     ],
-    ids=["plain", "all-linear", "rslora", "ranks", "alphas", "all-patterns", "embedding", "head", "one-layer"],
+    ids=[
+        "plain",
+        "all-linear",
+        "rslora",
+        "ranks",
+        "alphas",
+        "all-patterns",
+        "embedding",
+        "head",
+        "one-layer",
+        "dora",
+        "dora-rslora",
+        "saved",
+        "biases",
+    ],
 )
 def test_equals_what_peft_merges(tmp_path, options):
     model = tiny.llama()
@@ -74,9 +101,10 @@ def test_equals_what_peft_merges(tmp_path, options):
     assert_close(ours, theirs, model.state_dict())
 
 
-def test_fan_in_fan_out(tmp_path):
+@pytest.mark.parametrize("dora", [False, True])
+def test_fan_in_fan_out(tmp_path, dora):
     model = gpt2()
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, use_dora=dora)
     theirs = save_adapter(model, config, tmp_path)
     ours = mw.merge(tmp_path / "base", [tmp_path / "adapter"], "average")
     assert_close(ours, theirs, model.state_dict())
@@ -94,6 +122,79 @@ def test_adapter_on_a_tied_embedding_moves_both_names(tmp_path):
     ours = mw.merge(tmp_path / "both.safetensors", [tmp_path / "adapter"], "randmix")
     assert torch.equal(ours["lm_head.weight"], ours["model.embed_tokens.weight"])
     torch.testing.assert_close(ours["model.embed_tokens.weight"], theirs["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_embedding_that_peft_also_stores_whole(tmp_path, whole):
+    model = tiny.llama()
+    theirs = save_adapter(model, LoraConfig(r=4, target_modules=["embed_tokens"]), tmp_path, whole=whole)
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any("base_layer" in name for name in stored) == whole
+    assert_close(mw.merge(tmp_path / "base", [tmp_path / "adapter"], "average"), theirs, model.state_dict())
+
+
+def bert() -> torch.nn.Module:
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(vocab_size=40, num_labels=3, **size))
+
+
+def vit() -> torch.nn.Module:
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=3, **size))
+
+
+def llama_classifier() -> torch.nn.Module:
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=32, num_key_value_heads=1, num_labels=3, pad_token_id=0, **size)
+    return LlamaForSequenceClassification(config)
+
+
+CLASSIFIERS = {
+    "bert": (bert, ["query", "value"], "classifier"),
+    "vit": (vit, ["projection", "dense"], "classifier"),  # with the convolution that cuts the picture into patches
+    "llama": (llama_classifier, "all-linear", "score"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_saved_modules_are_the_head_of_the_task(tmp_path, call, kind):
+    """The head may have another number of classes than the base's; the export answers as peft's merged model."""
+    make, targets, head = CLASSIFIERS[kind]
+    torch.manual_seed(0)
+    model = make()
+    model.save_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    other = type(model)(type(model.config).from_dict({**model.config.to_dict(), "num_labels": 5}))
+    other.load_state_dict({n: t for n, t in model.state_dict().items() if head not in n}, strict=False)
+    config = LoraConfig(r=4, target_modules=targets, modules_to_save=[head], use_dora=kind == "bert")
+    tuned = get_peft_model(other, config)
+    for parameter in tuned.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    tuned.save_pretrained(tmp_path / "adapter")
+    theirs = tuned.merge_and_unload().state_dict()
+    trunk = tmp_path / "trunk"
+    call("init", trunk, "--base", tmp_path / "base", "--rule", "average").ok()
+    call("add", trunk, tmp_path / "adapter", "--task", "five").ok()
+    call("export", trunk, tmp_path / "out", "--task", "five").ok()
+    loaded = type(model).from_pretrained(tmp_path / "out")
+    assert loaded.config.num_labels == 5
+    assert_close(loaded.state_dict(), theirs, model.state_dict() | {n: theirs[n] * 0 for n in theirs if head in n})
+
+
+@pytest.mark.filterwarnings("ignore")  # peft says that it stores the embeddings
+def test_added_tokens_are_one_clear_line(tmp_path, call):
+    """Rows that only one task has cannot be merged, and an adapter trained with them holds the whole table."""
+    model = tiny.llama()
+    model.save_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(35)
+    tuned = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    )
+    tuned.save_pretrained(tmp_path / "adapter")
+    line = call("merge", tmp_path / "base", tmp_path / "adapter", "--out", tmp_path / "out").mistake()
+    assert "the vocabulary was resized from 32 to 35 rows" in line
 
 
 def test_head_model_adapter_on_a_bare_base(tmp_path):
@@ -129,10 +230,8 @@ def test_half_precision_adapter_is_added_in_float32(tmp_path):
 
 
 REFUSED = {
-    "dora": (LoraConfig(r=4, target_modules=["q_proj"], use_dora=True), "DoRA"),
-    "bias": (LoraConfig(r=4, target_modules=["q_proj"], bias="all"), "biases"),
+    "dora-embedding": (LoraConfig(r=4, target_modules=["embed_tokens"], use_dora=True), "DoRA"),
     "lora-bias": (LoraConfig(r=4, target_modules=["q_proj"], lora_bias=True, init_lora_weights=False), "bias"),
-    "modules-to-save": (LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"]), "lm_head"),
     "ia3": (IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]), "IA3"),
     "adalora": (AdaLoraConfig(target_modules=["q_proj"], total_step=10), "ADALORA"),
     "pissa": (LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa"), "pissa"),
