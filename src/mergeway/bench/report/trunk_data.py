@@ -11,6 +11,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from mergeway.bench.report.certificates import stream_certificate
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
@@ -47,6 +48,7 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
             for r in records
             if "trajectory" in r.details
         ],
+        "stream": stream_certificate(records),
         **_geometry(trunk, held, progress),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from mergeway.rules.ode.presets import PRESETS, left_alone
 from mergeway.rules.ode.released_refine import REFINEMENTS
 from mergeway.rules.ode.schedule import operating_time
 from mergeway.rules.ode.solve import follow
+from mergeway.rules.ode.stream import StreamBound, audit, first_loss
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, KeepsDeployed, Merged, ModelRule, Params, State, WantsSamples
 
@@ -38,7 +40,8 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
 
     step: float = 0.05
     solver: Solver = "euler"
-    certify: bool = False
+    certify: bool | Literal["stream"] = False
+    budget: float = 0.05
     time: float | None = None
     guidance: float = 0.0
     metric: Metric = "euclidean"
@@ -49,18 +52,25 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     preset: Literal["paper", "exact", "released"] = "paper"
 
     def __post_init__(self) -> None:
-        for option in ("guidance", "task_norm", "refine"):
+        for option in ("budget", "guidance", "task_norm", "refine"):
             check_range(self, option, 0.0, float("inf"))
         if self.time is not None:
             check_range(self, "time", 0.0, 1.0)
         self.plan()
 
     def merge(self, at: Fold, given: Incoming) -> Merged:
+        objective, arrival = given.objective, given.arrival
         if at.step == 1:
-            return Merged({"model": given.arrival}, given.arrival)
-        until = operating_time(at.weight, at.total, self.chosen().time)
-        path = self.path(given.state["model"], given.arrival, given.objective, until, team=given.team)
-        return Merged({"model": path.end}, path.end, path.facts(), {"trajectory": path.summary()})
+            return Merged({"model": arrival}, arrival, first_loss(objective, arrival) if self.certify else {})
+        until, start = operating_time(at.weight, at.total, self.chosen().time), given.state["model"]
+        walk = partial(self.path, start, arrival, objective, team=given.team)
+        bound = StreamBound(at.facts, self.budget)
+        path = bound.shortened(walk, until, objective) if self.certify == "stream" else walk(until)
+        facts, details = path.facts(), dict[str, object](trajectory=path.summary())
+        if self.certify and objective.tasks:
+            details["stream"], newest = audit(objective, start, arrival, path, bound)
+            facts |= newest
+        return Merged({"model": path.end}, path.end, facts, details)
 
     def path(
         self, start: Params, target: Params, loss: Loss, until: float, save: Sequence[float] = (), team: Team = ALONE
@@ -81,7 +91,7 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     def plan(self) -> Plan:
         """The options in force as those of a trajectory."""
         o = self.chosen()
-        return Plan(o.solver, o.step, o.certify, TOLERANCE, o.guidance, o.metric, o.task_norm, o.barrier)
+        return Plan(o.solver, o.step, o.certify is True, TOLERANCE, o.guidance, o.metric, o.task_norm, o.barrier)
 
     def chosen(self) -> Ode:
         """The options in force: a preset fills in what was left at its default."""
