@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from mergeway.calibration.lines import as_object
 from mergeway.checkpoint.source import JsonObject, read_json
@@ -13,6 +14,7 @@ from mergeway.model.kinds import ENCODERS
 
 PROTOCOLS = ("task", "cil", "dil")
 CLASSIFIERS = ("head", "nearest-mean")
+MOST_SCALE, MOST_TOKENS = 1e6, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,15 @@ def read_description(path: Path) -> tuple[JsonObject, list[SuiteTask]]:
     for key in ("name", "kind", "base", "tasks"):
         if key not in settings:
             raise OptionError(f"{file}: the entry '{key}' is missing")
+    for key in ("name", "kind", "base"):
+        if not isinstance(settings[key], str):
+            raise OptionError(f"{file}: the entry '{key}' is {_shown(settings[key])}; it must be a text")
     if settings["kind"] not in ENCODERS:
         raise OptionError(f"{file}: kind '{settings['kind']}' is unknown; {suggest(str(settings['kind']), ENCODERS)}")
     for key in ENCODERS[settings["kind"]].needs:
         if key not in settings:
             raise OptionError(f"{file}: a suite of kind {settings['kind']} needs the entry '{key}'")
+    _check_numbers(file, settings)
     rows: list[object] = settings["tasks"]
     if type(rows) is not list or not rows:
         raise OptionError(f"{file}: 'tasks' must be a list with at least one task")
@@ -65,6 +71,39 @@ def read_description(path: Path) -> tuple[JsonObject, list[SuiteTask]]:
     if not (path / settings["base"]).exists():
         raise OptionError(f"{file}: the base {path / settings['base']} does not exist")
     return settings, tasks
+
+
+def _check_numbers(file: Path, settings: JsonObject) -> None:
+    """Settings that are numbers are such as a model can be run with."""
+    wanted = {
+        "logit_scale": ("a number above 0", _above(0.0)),
+        "image_mean": ("three numbers", _three(-MOST_SCALE)),
+        "image_std": ("three numbers above 0", _three(1 / MOST_SCALE)),
+        "max_length": (f"a whole number from 1 to {MOST_TOKENS}", _whole),
+    }
+    for key, (what, fits) in wanted.items():
+        if key in settings and not fits(settings[key]):
+            raise OptionError(f"{file}: the entry '{key}' is {_shown(settings[key])}; it must be {what}")
+
+
+def _above(least: float) -> Callable[[object], bool]:
+    return lambda v: isinstance(v, int | float) and not isinstance(v, bool) and least < v <= MOST_SCALE
+
+
+def _three(least: float) -> Callable[[object], bool]:
+    def fits(value: object) -> bool:
+        values = cast("list[object]", value) if isinstance(value, list) else []
+        return len(values) == 3 and all(map(_above(least), values))
+
+    return fits
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 < value <= MOST_TOKENS
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
 
 
 def _read_task(file: Path, path: Path, number: int, entry: object) -> SuiteTask:

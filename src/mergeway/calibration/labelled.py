@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mergeway.calibration.arrays import read_arrays
 from mergeway.calibration.hub import (
     HOLDOUT,
     LABEL_COLUMNS,
@@ -18,7 +19,7 @@ from mergeway.calibration.hub import (
     open_rows,
     pick_column,
 )
-from mergeway.calibration.pictures import PICTURES, decode
+from mergeway.calibration.pictures import PICTURES, read_picture
 from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 
@@ -63,11 +64,7 @@ def read_labelled(source: str, size: int, domain: str | None = None) -> Labelled
 
 
 def _from_npz(path: Path, size: int, domain: str | None) -> dict[str, Rows]:
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except Exception as problem:  # a damaged archive shows in as many ways as zip has errors
-        raise OptionError(f"{path}: not a readable npz file ({type(problem).__name__})") from None
+    arrays = read_arrays(path, lambda names: names)
     parted = "x_train" in arrays
     splits: dict[str, Rows] = {}
     for split in ("train", "test") if parted else ("all",):
@@ -81,7 +78,7 @@ def _from_npz(path: Path, size: int, domain: str | None) -> dict[str, Rows]:
                 f"{path}: {keys[0]} is {x.dtype} {list(x.shape)} and {keys[1]} {y.dtype} {list(y.shape)}; expected uint8 [n, {size}, {size}, 3] and n whole numbers"
             )
         if x.ndim == 3 or x.shape[-1] == 1:
-            x = np.repeat(x.reshape(-1, size, size, 1), 3, axis=-1)
+            x = np.repeat(np.reshape(x, (-1, size, size, 1)), 3, axis=-1)
         splits[split] = (x, y.astype(np.int64), rest[0] if rest else np.zeros(len(y), np.int64))
     return splits if parted else _part(splits["all"])
 
@@ -100,7 +97,7 @@ def _from_folder(path: Path, size: int, domains: bool) -> dict[str, Rows]:
         raise OptionError(f"{path}: no images; expected {layout}, or the same below train and test")
     splits: dict[str, Rows] = {}
     for split, files in found.items():
-        x = [decode(str(f), f.read_bytes(), size) for f in files]
+        x = [read_picture(f, size) for f in files]
         y = [names.index(f.parent.name) for f in files]
         splits[split] = _rows(x, y, [f.parent.parent.name for f in files], size)
     return splits if parted else _part(splits["all"])

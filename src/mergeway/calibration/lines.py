@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from mergeway.calibration.arrays import check_unpacked
 from mergeway.checkpoint.source import JsonObject
+from mergeway.core.files import regular
 from mergeway.errors import OptionError
+
+ROWS_AT_ONCE = 128
 
 
 def read_lines(path: Path) -> list[str]:
     """All of them, or a clear word on why not."""
+    regular(path)
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError as problem:
@@ -26,7 +31,7 @@ def parse_object(line: str) -> JsonObject | None:
     """The JSON object of a line; None when it is anything else."""
     try:
         return as_object(json.loads(line))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -53,7 +58,25 @@ def read_table(path: Path) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise OptionError(f"{path}: reading parquet needs pyarrow; pip install 'mergeway[data]'") from None
+    regular(path)
     try:
-        return parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            return _bounded(path, file)
+    except OptionError:
+        raise
     except Exception as problem:  # pyarrow has its own hierarchy of errors
         raise OptionError(f"{path}: not a readable parquet file ({' '.join(str(problem).split())[:120]})") from None
+
+
+def _bounded(path: Path, file: Any) -> Any:
+    """All rows, a few at a time: a value stands in a file once, however many rows name it."""
+    packed, read = path.stat().st_size, 0
+    batches: list[Any] = []
+    check_unpacked(path, 8 * file.metadata.num_rows, packed)  # what a row takes at least, once it is read
+    arrow = importlib.import_module("pyarrow")
+    for batch in file.iter_batches(ROWS_AT_ONCE):
+        columns = [c.dictionary_decode() if arrow.types.is_dictionary(c.type) else c for c in batch.columns]
+        batches.append(arrow.RecordBatch.from_arrays(columns, names=batch.schema.names))
+        read += batches[-1].nbytes
+        check_unpacked(path, read, packed)
+    return arrow.Table.from_batches(batches) if batches else file.read()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 
+from mergeway.core.files import reading, regular
 from mergeway.errors import OptionError
 
 # A picture of a few bytes may claim any size; no camera takes one of these.
 MAX_PIXELS, MAX_RATIO = 1 << 27, 1000
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
+
+def read_picture(path: Path, size: int) -> np.ndarray:
+    """The picture in a file; see `decode`."""
+    regular(path)
+    with reading(path):
+        return decode(str(path), path.read_bytes(), size)
 
 
 def decode(where: str, data: object, size: int) -> np.ndarray:

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeway.calibration.arrays import read_arrays
 from mergeway.calibration.lines import as_object, parse_object, read_lines, read_table
-from mergeway.calibration.pictures import PICTURES, decode
+from mergeway.calibration.pictures import PICTURES, decode, read_picture
 from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.errors import OptionError
 from mergeway.model.model import ImageModel, Model, TextModel
 
+MOST_CLASSES = 1 << 31
 Split = Literal["train", "test"]
 
 
@@ -59,23 +61,15 @@ def read_head(path: Path, width: int) -> Tensor:
 
 def read_npz(path: Path, split: str, task: str, head: Tensor, model: ImageModel) -> Samples:
     """Images and labels from x_train, y_train, x_test, y_test, or from x and y where there is no split; images may be alone."""
-    try:
-        # Opened here, because numpy leaves a damaged archive open.
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            images, labels = (f"x_{split}", f"y_{split}") if f"x_{split}" in file.files else ("x", "y")
-            if images not in file.files:
-                raise OptionError(
-                    f"{path}: has no array 'x_{split}'; it holds {', '.join(sorted(file.files)) or 'nothing'}"
-                )
-            x, y = file[images], file[labels] if labels in file.files else None
-    except OSError as problem:
-        raise OptionError(f"{path}: cannot be read ({problem.strerror or problem})") from None
-    except (ValueError, KeyError, EOFError) as problem:
-        raise OptionError(f"{path}: not a readable npz file ({' '.join(str(problem).split())[:120]})") from None
-    except Exception as problem:  # a damaged archive shows in as many ways as zip has errors
-        if isinstance(problem, OptionError):
-            raise
-        raise OptionError(f"{path}: not a readable npz file ({type(problem).__name__})") from None
+
+    def choose(names: list[str]) -> list[str]:
+        images, labels = (f"x_{split}", f"y_{split}") if f"x_{split}" in names else ("x", "y")
+        if images not in names:
+            raise OptionError(f"{path}: has no array 'x_{split}'; it holds {', '.join(sorted(names)) or 'nothing'}")
+        return [name for name in (images, labels) if name in names]
+
+    x, y = [*read_arrays(path, choose).values(), None][:2]
+    assert x is not None
     return _images(f"{path} ({split})", x, y, task, head, model.image_size)
 
 
@@ -86,6 +80,10 @@ def read_jsonl(path: Path, task: str, head: Tensor, model: TextModel) -> Samples
         row = parse_object(line)
         if row is None or "text" not in row or type(row.get("label", 0)) is not int:
             raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label', or none")
+        if abs(row.get("label", 0)) >= MOST_CLASSES:
+            raise OptionError(
+                f"{path}, line {number}: the label is out of range; labels count the head's classes from 0"
+            )
         rows.append((str(row["text"]), row.get("label")))
         if (rows[0][1] is None) != (rows[-1][1] is None):
             has, first = ("no label", "one") if rows[-1][1] is None else ("a label", "none")
@@ -139,7 +137,7 @@ def _read_folder(path: Path, task: str, head: Tensor, model: ImageModel) -> Samp
     if found and len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")
     size = model.image_size
-    pictures = [decode(str(file), file.read_bytes(), size) for file in found or loose]
+    pictures = [read_picture(file, size) for file in found or loose]
     return _images(str(path), _stacked(pictures, size), np.asarray(labels) if found else None, task, head, size)
 
 

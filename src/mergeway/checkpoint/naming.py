@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from mergeway.checkpoint.source import read_config
 from mergeway.errors import OptionError
 
 
@@ -65,7 +65,7 @@ def outline(directory: Path) -> nn.Module | None:
     try:
         import transformers
 
-        described = json.loads(config.read_text(encoding="utf-8"))
+        described = read_config(directory)
         kind = getattr(transformers, described["architectures"][0])
         with torch.device("meta"):
             return kind(kind.config_class.from_dict(described))

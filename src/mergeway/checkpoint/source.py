@@ -116,6 +116,25 @@ def read_json(path: Path, what: str) -> JsonObject:
     return value
 
 
+MOST_LAYERS = 10_000  # of a model that is built one by one from its config, before any weight is looked at
+_COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "image_size")
+
+
+def read_config(directory: Path) -> JsonObject:
+    """The config.json of a model directory, with counts such as a model has."""
+    path = directory / "config.json"
+    config = read_json(path, "the model's config")
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for key, value in (item for part in parts for item in part.items()):
+        if not isinstance(value, int | float):
+            continue
+        if "layers" in key and not value <= MOST_LAYERS:
+            raise CheckpointError(f"{path}: '{key}' is {str(value)[:40]}; no model has so many layers")
+        if key in _COUNTS and value < 1:
+            raise CheckpointError(f"{path}: '{key}' is {str(value)[:40]}; a model has at least 1")
+    return config
+
+
 INDEX = "model.safetensors.index.json"
 
 

@@ -108,7 +108,10 @@ class ImageModel(Model):
     def image_size(self) -> int:
         """The side of the images that the model takes."""
         size = getattr(self.config, "vision_config", self.config).image_size
-        return int(size if isinstance(size, int) else size[0])
+        side = size[0] if isinstance(size, list | tuple) and size else size
+        if not isinstance(side, int):
+            raise OptionError(f"{self.directory}: config.json says image_size {side!r}; it must be a whole number")
+        return side
 
     def pixels(self, inputs: Inputs) -> Tensor:
         """What the module sees of a batch."""

@@ -11,8 +11,9 @@ from typing import Any, Literal, Protocol, cast, overload
 
 from torch import Tensor, nn
 
+from mergeway.checkpoint.source import read_config
 from mergeway.core.ranks import team
-from mergeway.errors import OptionError
+from mergeway.errors import MergewayError, OptionError
 from mergeway.model.skeleton import Family, meta_model
 
 
@@ -47,6 +48,8 @@ class Tokenizer(Protocol):
 
 def load_config(family: Family, directory: Path) -> Any:
     """The config of a directory's model, read by a config class of `transformers`."""
+    if (directory / "config.json").exists():
+        read_config(directory)
     with quiet_transformers(), _one_line(family, directory):
         return family.from_pretrained(directory, trust_remote_code=False)
 
@@ -78,7 +81,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def _one_line(family: Family, directory: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError) as problem:
+    except MergewayError:
+        raise
+    except Exception as problem:  # every class checks its config by itself, and says so in its own way
         _refuse_code(directory, problem)
         raise OptionError(
             f"{directory}: the base cannot be loaded as {family.__name__} ({' '.join(str(problem).split())[:160]})"
