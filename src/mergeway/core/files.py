@@ -123,21 +123,26 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """The name to write a file under; the file takes its place when the block ends well, and vanishes when it does not."""
+    """The name to write a file under; the file takes its place when the block ends well, and vanishes when it does not.
+
+    The name is in a directory of its own beside the file: some libraries put files of their own beside what they write.
+    """
     _sweep(path)
-    new = _beside(path)
+    stage = _beside(path)
     try:
         with writing(path):
+            stage.mkdir()
+            new = stage / path.name
             yield new
             flush_tree(new)
             os.rename(new, path)
+            shutil.rmtree(stage, ignore_errors=True)
             try:
                 flush(path.parent)
             except OSError as problem:
                 raise unsure(path, problem) from None
-    except BaseException:
-        _remove(new)
-        raise
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -180,7 +185,7 @@ def _sweep(path: Path) -> None:
         for left in path.parent.iterdir():
             match = found.fullmatch(left.name)
             if match and not alive(int(match[1])):
-                _remove(left)
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _close(fd: int) -> None:
