@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mergeway.calibration.arrays import read_arrays
 from mergeway.calibration.hub import (
     HOLDOUT,
     LABEL_COLUMNS,
@@ -19,6 +18,7 @@ from mergeway.calibration.hub import (
     open_rows,
     pick_column,
 )
+from mergeway.calibration.lines import read_arrays
 from mergeway.calibration.pictures import PICTURES, read_picture
 from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError

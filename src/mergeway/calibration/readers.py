@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergeway.calibration.arrays import read_arrays
-from mergeway.calibration.lines import as_object, parse_object, read_lines, read_table
+from mergeway.calibration.lines import as_object, parse_object, read_arrays, read_lines, read_table
 from mergeway.calibration.pictures import PICTURES, decode, read_picture
 from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
