@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from mergeway.bench.paper import comparison, curves, histograms, per_task, sensitivity, similarity, trajectories
+from mergeway.bench.paper import (
+    ablation,
+    comparison,
+    curves,
+    histograms,
+    per_task,
+    sensitivity,
+    similarity,
+    trajectories,
+)
 from mergeway.bench.paper.study import default_lengths, with_option
 from mergeway.bench.protocol import orders, utilities
 from mergeway.errors import OptionError
@@ -192,6 +201,30 @@ def test_tables_by_task(study):
     assert shown(per_task.ends_by_task(study)) == [
         ["pre-trained", "20.0", "30.0", "40.0", "30.0"],
         ["fine-tuned", "90.0", "80.0", "70.0", "80.0"],
+    ]
+
+
+def test_ablation(study):
+    """Each mechanism alone against none, and all of them against all but it; ends that are told apart by hand."""
+    reached = {"": 50, "guidance=0.24": 55, "task_norm=0.25": 49, "barrier=constraints": 51, "barrier=backtracking": 52}
+    reached |= {"refine=80": 53, "guidance=0.24:task_norm=0.25:barrier=per-task:refine=80": 70}
+    reached |= {"task_norm=0.25:barrier=per-task:refine=80": 60, "guidance=0.24:barrier=per-task:refine=80": 71}
+    reached |= {"guidance=0.24:task_norm=0.25:barrier=backtracking:refine=80": 66}
+    reached |= {"guidance=0.24:task_norm=0.25:barrier=constraints:refine=80": 65}
+    reached |= {"guidance=0.24:task_norm=0.25:barrier=per-task": 62}
+    for options, end in reached.items():
+        rule = ":".join(["ode", "step=0.05", *([options] if options else [])])
+        written_study.write_run(study, rule, [[*matrix[:2], [float(end)] * 3] for matrix in (FIRST, SECOND)])
+    assert [
+        row[:1] + [cell.split(" ±")[0] for cell in row[1:]] for row in shown(ablation.released_mechanisms(study))
+    ] == [
+        ["none: the paper's γ", "50.0", "", "", ""],
+        ["guidance", "55.0", "5.0", "60.0", "10.0"],
+        ["task norm", "49.0", "-1.0", "71.0", "-1.0"],
+        ["constraints", "51.0", "1.0", "66.0", "4.0"],
+        ["backtracking", "52.0", "2.0", "65.0", "5.0"],
+        ["refinement", "53.0", "3.0", "62.0", "8.0"],
+        ["all", "70.0", "20.0", "", ""],
     ]
 
 

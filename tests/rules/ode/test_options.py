@@ -157,6 +157,36 @@ def test_the_released_loop_was_put_to_work():
     assert shortened > 0
 
 
+def test_the_halves_of_the_barrier():
+    """Constraints move v and shorten nothing; backtracking takes v0 and shortens it, as NumPy does with the constraints left out."""
+    lands = many(5, 1)
+    for land in lands:
+        land.heights[:] *= 3
+    options = {"step": 0.05, "guidance": 0.24, "task_norm": 0.25}
+    paths = {
+        barrier: mw.trajectory(*lands[0].ends(), Tasks(lands), 0.42, barrier=barrier, **options)
+        for barrier in ("none", "constraints", "backtracking", "per-task")
+    }
+    assert paths["constraints"].shortened == 0 < paths["backtracking"].shortened
+    ends = {barrier: vector(path.end) for barrier, path in paths.items()}
+    assert np.abs(ends["constraints"] - ends["none"]).max() > 1e-3
+    x0, x1 = lands[0].x0, lands[0].x1
+    x = x0
+    for k in range(9):
+        t = 0.05 * k
+        h = min(0.05, 0.42 - t)
+        u = (x1 - x) / (1 - t)
+        g = sum(land.gradient(x) / np.linalg.norm(land.gradient(x)) ** 0.25 for land in lands)
+        v = u - 0.24 * np.linalg.norm(u) * g / np.linalg.norm(g)
+        t += h
+        top = [(1 - t) * land.loss(x0) + t * land.loss(x1) + 0.08 * (1 - t) ** 2 for land in lands]
+        fitting = [
+            s for s in 0.7 ** np.arange(9) if all(la.loss(x + s * h * v) <= c for la, c in zip(lands, top, strict=True))
+        ]
+        x = x + max(fitting, default=0.0) * h * v
+    assert np.abs(ends["backtracking"] - x).max() < 1e-6
+
+
 def test_at_works_with_the_released_barrier():
     lands = many(3)
     options = {"step": 0.05, "guidance": 0.24, "barrier": "per-task"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mergeway.bench.paper import (
+    ablation,
     comparison,
     curves,
     histograms,
@@ -74,6 +75,7 @@ ITEMS = (
     Item("table", "holistic-1", "A_N of every method, classes", holistic.class_incremental, ("cil",)),
     Item("table", "holistic-3", "A_N of every method, domains", holistic.domain_incremental, ("dil",)),
     Item("table", "holistic-4", "what each stage adds", holistic.ablation, _SHARED),
+    Item("table", "ablation", "what each released mechanism adds to ode", ablation.released_mechanisms),
     Item("table", "metrics", "every metric, with forgetting and forward transfer", comparison.all_metrics),
     Item("figure", "ode-m-2", "radar by task, shortest streams", lambda s: per_task.radar(s, s.shortest)),
     Item("figure", "ode-m-5", "γ along the trajectories", histograms.gamma),

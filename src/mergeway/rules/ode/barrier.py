@@ -62,6 +62,7 @@ class GuardedField(Field):
     ceilings: Ceilings
     stops: Stops
     step: float
+    constrains: bool = True
     _constraints: list[Constraint] = field(default_factory=list[Constraint], init=False)
 
     def slope(self, t: float) -> Slope:
@@ -90,7 +91,7 @@ class GuardedField(Field):
     def velocity(self, here: Slope) -> Tensor:
         """v0 moved to the nearest velocity that the constraints allow; where none is, v0 itself."""
         v = super().velocity(here)
-        if not project(v, self._constraints, self.flat.team):
+        if self.constrains and not project(v, self._constraints, self.flat.team):
             self.infeasible += 1
         self._constraints = []
         return v

@@ -19,8 +19,9 @@ from mergeway.rules.ode.solvers import EULER, HEUN, SOLVERS, Tableau
 from mergeway.rules.ode.stops import Stops
 
 Solver = Literal["euler", "heun", "rk4", "adaptive"]
-Barrier = Literal["none", "path", "per-task", "released"]
-GUARDED = ("per-task", "released")
+# `constraints` and `backtracking` are the halves of `per-task`.
+Barrier = Literal["none", "path", "per-task", "constraints", "backtracking", "released"]
+GUARDED = ("per-task", "constraints", "backtracking", "released")
 
 TOLERANCE = 0.01  # what `adaptive` may be off by, of the distance travelled
 SAME_POINT = 1e-9  # of a step: a time this close below a point of the grid is on it
@@ -97,4 +98,7 @@ class Plan:
             stops=stops,
             step=self.step,
         )
-        return guarded, EULER, Backtracking(self.step, ceilings, released.SCALES if literal else SCALES)
+        if isinstance(guarded, GuardedField):
+            guarded.constrains = self.barrier != "backtracking"
+        scales = {"released": released.SCALES, "constraints": 0}.get(self.barrier, SCALES)
+        return guarded, EULER, Backtracking(self.step, ceilings, scales)
