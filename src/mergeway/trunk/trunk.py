@@ -112,7 +112,8 @@ class Trunk(TrunkView):
         `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
 
         Data may come without labels: the arrival is asked about its samples, and about `copies` of each (by default as many as
-        the trunk's memory says), and its answers are kept in their place.
+        the trunk's memory says), and its answers are kept in their place. A language model writes
+        its own samples for `data="self:64"`, and without any data if the rule asks arrivals.
         """
         check_copies(copies)
         with self._change(wait) as change:
