@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mergeway.model.compute import Compute as Compute
     from mergeway.rules.ode import Trajectory as Trajectory
     from mergeway.rules.ode import trajectory as trajectory
+    from mergeway.train import integrations as integrations
     from mergeway.trunk import Trunk as Trunk
 
 _HOMES = {
@@ -31,6 +32,7 @@ _HOMES = {
     "Samples": "mergeway.calibration.samples",
     "Trajectory": "mergeway.rules.ode",
     "Trunk": "mergeway.trunk",
+    "integrations": "mergeway.train.integrations",
     "load_suite": "mergeway.bench.suite",
     "merge": "mergeway.fold.merge",
     "merge_into": "mergeway.fold.merge",
@@ -46,6 +48,7 @@ __all__ = [
     "Trajectory",
     "Trunk",
     "__version__",
+    "integrations",
     "load_suite",
     "merge",
     "merge_into",
@@ -60,7 +63,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mergeway' has no attribute '{name}'")
     home, _, known_as = _HOMES[name].partition(":")
     module = importlib.import_module(home)
-    value = module if name in ("metrics", "rules") else getattr(module, known_as or name)
+    value = module if name in ("integrations", "metrics", "rules") else getattr(module, known_as or name)
     globals()[name] = value
     return value
 

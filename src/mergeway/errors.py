@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class MergewayError(Exception):
@@ -24,6 +24,14 @@ class TrunkError(MergewayError):
 
 class TrunkLocked(TrunkError):
     """Another process is writing to the trunk."""
+
+
+class GateRefused(TrunkError):
+    """A fold that would have cost too much; nothing was deployed. `checks` has what each task would have been worth."""
+
+    def __init__(self, message: str, checks: Sequence[Mapping[str, object]] = ()) -> None:
+        super().__init__(message)
+        self.checks = list(checks)
 
 
 class BaseNotFound(TrunkError):

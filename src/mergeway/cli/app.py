@@ -123,7 +123,7 @@ def _main_of_a_rank() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
     # Importing a module registers its commands; --help shows them in this order.
-    from mergeway.cli import trunk, merge, history, export, finetune, bench, report, suites, rules, demo  # noqa: F401, I001
+    from mergeway.cli import trunk, merge, history, export, push, finetune, bench, report, suites, rules, demo  # noqa: F401, I001
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words
