@@ -81,8 +81,8 @@ def _talking_to_the_hub(repo: str) -> Generator[None]:
         code = problem.response.status_code
         hint = "; log in with 'hf auth login'" if code in (401, 403) else ""
         raise TrunkError(f"{repo}: the hub refused the push ({code}: {one_line(problem)}){hint}") from None
-    except (
-        *HfHubHTTPError.__bases__,
-        OSError,
-    ) as problem:  # the error of whichever HTTP library the hub's package is built on
+    except Exception as problem:
+        # An HfHubHTTPError is built on the error of whichever HTTP library the hub's package uses.
+        if not isinstance(problem, (OSError, *HfHubHTTPError.__bases__)):
+            raise
         raise TrunkError(f"{repo}: the hub cannot be reached ({one_line(problem)}); nothing was pushed") from None
