@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 import mergeway
-from mergeway.cli import bench, demo, export, finetune, history, merge, report, rules, suites, trunk  # noqa: F401 - importing registers the commands
+from mergeway.cli import bench, demo, export, finetune, history, merge, push, report, rules, suites, trunk  # noqa: F401 - importing registers the commands
 from mergeway.cli.app import app
 from mergeway.rules import RULES
 
