@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Inputs:
             change = draw_tensors(k) if k else {n: torch.zeros_like(t) for n, t in first.items()}
             self.plain.append(folder / f"plain{k}.safetensors")
             save_file({n: t + 0.05 * change[n] for n, t in first.items()}, self.plain[-1])
+        self.moved = folder / "moved.safetensors"
+        shutil.copyfile(self.plain[0], self.moved)
         self.suite = tiny.vision_suite(folder / "suite", train=8, test=4)
         self.experts = [self.suite / "experts" / task for task in tiny.TASKS]
         self.optimiser = _optimiser(folder / "optimizer.pt", self.suite / "base")
@@ -132,6 +135,7 @@ ROWS = [
         lambda i, f: ["add", f / "trunk", i.experts[1], *i.data(1), "--copies", 1, "--threads", 1],
     ),
     Row("remove", _trunk(adds=2), lambda i, f: ["remove", f / "trunk", "plain1", "--from", i.plain[1], "--threads", 1]),
+    Row("relocate", _trunk(), lambda i, f: ["relocate", f / "trunk", "--base", i.moved]),
     Row("rollback", _trunk(adds=2, keep=2), lambda i, f: ["rollback", f / "trunk", 1]),
     Row("align", _pictures("average", 2), lambda i, f: ["align", f / "trunk", *i.data(1)]),
     Row("export", _pictures("average", 1), lambda i, f: ["export", f / "trunk", f / "out"]),
@@ -166,9 +170,16 @@ ROWS = [
 LOOKING = {"log", "show", "memory", "verify", "evaluate", "path", "rules", "diff"}
 # Commands that are no row, and why.
 ELSEWHERE = {
+    **dict.fromkeys(("tag", "prune", "replay", "push"), "no row yet"),
     "demo": "a bench and a report of it",
     "suites": "what it builds is staged as an export is, and takes minutes",
 }
+
+
+def tensors(content: bytes) -> bytes:
+    """A safetensors file with its header in order; the library writes what it is told about a file in any."""
+    length = 8 + int.from_bytes(content[:8], "little")
+    return json.dumps(json.loads(content[8:length]), sort_keys=True).encode() + content[length:]
 
 
 def journal(content: bytes) -> bytes:

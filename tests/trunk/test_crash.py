@@ -175,6 +175,8 @@ def test_leftovers_of_every_kind_are_swept(stream, tmp_path):
     shutil.copytree(trunk / "steps" / "000002", trunk / "steps" / "next-12345")
     (trunk / "journal.jsonl.new").write_text("half a rec")
     (trunk / "head.new").write_text("")
+    (trunk / "base.json.12345.new").mkdir()
+    (trunk / "base.json.12345.new" / "base.json").write_text("{")
     assert opened.verify() == []
     assert len(opened.log()) == 3
     record = opened.add(s.arrivals[2])

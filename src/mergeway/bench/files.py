@@ -24,7 +24,7 @@ from typing import Any
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, Underway
 from mergeway.checkpoint.source import read_json
-from mergeway.core.files import make_directory, replace_text, writing
+from mergeway.core.files import make_directory, replace_text, sweep, writing
 from mergeway.errors import OptionError
 
 FOLDS, TIMINGS = "folds.jsonl", "timings.jsonl"
@@ -45,6 +45,7 @@ class RunFiles:
             if read_json(described, "the run's description") != description:
                 raise OptionError(f"{out}: holds a run with another suite, rules or protocol; choose another directory")
             return
+        sweep(described)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OptionError(f"{out}: exists and is not a run; choose another directory")
         make_directory(out)

@@ -127,7 +127,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
     The name is in a directory of its own beside the file: some libraries put files of their own beside what they write.
     """
-    _sweep(path)
+    sweep(path)
     stage = _beside(path)
     try:
         with writing(path):
@@ -178,7 +178,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def _sweep(path: Path) -> None:
+def sweep(path: Path) -> None:
     """Remove what killed processes left of this file."""
     found = re.compile(rf"{re.escape(path.name)}\.(\d+)\.new")
     with contextlib.suppress(OSError):

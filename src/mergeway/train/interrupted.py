@@ -50,7 +50,11 @@ class State:
         """Replace the state; a kill at any moment leaves the old or the new."""
         make_directory(self._folder)
         with replaced(self._file) as new, open(new, "wb") as file:
-            torch.save({"described": self._described, **state}, file)
+            try:
+                torch.save({"described": self._described, **state}, file)
+            except RuntimeError as problem:  # torch's word for a disk that refuses
+                cause = problem.__context__
+                raise (cause if isinstance(cause, OSError) else problem) from None
 
     def drop(self) -> None:
         """The training is done."""

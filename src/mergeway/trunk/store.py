@@ -144,7 +144,7 @@ class Store:
                 if not left.name.isdigit() or int(left.name) > point.last.step:
                     shutil.rmtree(left, ignore_errors=True)
             for left in self.path.glob("*.new"):
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     @contextlib.contextmanager
     def stage(self) -> Generator[Path]:
