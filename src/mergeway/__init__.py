@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from mergeway import rules as rules
     from mergeway.bench import metrics as metrics
     from mergeway.bench.suite import load_suite as load_suite
+    from mergeway.calibration.memory import Bounds as Bounds
     from mergeway.calibration.sample_objective import SampleObjective as Objective
     from mergeway.calibration.samples import Samples as Samples
+    from mergeway.errors import GateRefused as GateRefused
     from mergeway.errors import MergewayError as MergewayError
+    from mergeway.fold.evaluate import evaluate as evaluate
     from mergeway.fold.merge import merge as merge
     from mergeway.fold.merge import merge_into as merge_into
     from mergeway.model.compute import Compute as Compute
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from mergeway.trunk import Trunk as Trunk
 
 _HOMES = {
+    "Bounds": "mergeway.calibration.memory",
+    "GateRefused": "mergeway.errors",
+    "evaluate": "mergeway.fold.evaluate",
     "Compute": "mergeway.model.compute",
     "MergewayError": "mergeway.errors",
     "Objective": "mergeway.calibration.sample_objective:SampleObjective",
@@ -41,13 +47,16 @@ _HOMES = {
     "trajectory": "mergeway.rules.ode",
 }
 __all__ = [
+    "Bounds",
     "Compute",
+    "GateRefused",
     "MergewayError",
     "Objective",
     "Samples",
     "Trajectory",
     "Trunk",
     "__version__",
+    "evaluate",
     "integrations",
     "load_suite",
     "merge",

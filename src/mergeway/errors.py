@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 
 class MergewayError(Exception):
@@ -26,16 +26,16 @@ class TrunkLocked(TrunkError):
     """Another process is writing to the trunk."""
 
 
+class BaseNotFound(TrunkError):
+    """The base of a trunk is not where it was, nor anywhere that it is looked for."""
+
+
 class GateRefused(TrunkError):
     """A fold that would have cost too much; nothing was deployed. `checks` has what each task would have been worth."""
 
-    def __init__(self, message: str, checks: Sequence[Mapping[str, object]] = ()) -> None:
+    def __init__(self, message: str, checks: Sequence[dict[str, object]] = ()) -> None:
         super().__init__(message)
         self.checks = list(checks)
-
-
-class BaseNotFound(TrunkError):
-    """The base of a trunk is not where it was, nor anywhere that it is looked for."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

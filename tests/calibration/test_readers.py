@@ -302,11 +302,11 @@ def test_tables_that_do_not_fit(adding, tmp_path):
         ("not json\n", "line 1: expected an object with 'text' and an integer 'label'"),
         (
             '{"text": "a", "label": 0}\n{"text": "b"}\n',
-            "line 2: has no label, and line 1 has one; label all lines or none",
+            "line 2: has no label, and the first has one; label all or none",
         ),
         (
             '{"text": "a"}\n{"text": "b", "label": 0}\n',
-            "line 2: has a label, and line 1 has none; label all lines or none",
+            "line 2: has a label, and the first has none; label all or none",
         ),
         ('{"text": "a", "label": null}\n', "line 1: expected"),
         ('{"text": "a", "label": "dog"}\n', "line 1"),

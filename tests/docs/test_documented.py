@@ -13,11 +13,11 @@ import pytest
 from typer.main import get_command
 
 import mergeway
-from mergeway.cli import bench, demo, export, finetune, history, merge, push, report, rules, suites, trunk  # noqa: F401 - importing registers the commands
-from mergeway.cli.app import app
+from mergeway.cli.app import app, register
 from mergeway.rules import RULES
 
 ROOT, DOCS = pages.ROOT, pages.DOCS
+register()
 COMMANDS = get_command(app).commands
 SHARED = {"--help", "--quiet", "-q", "--debug", "--version", "--install-completion", "--show-completion"}
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from mergeway.calibration.given import ByTask, Data, HeadByTask, Prepared, by_task, heads_by_task, is_by_task
 from mergeway.calibration.memory import CalibrationMemory
 from mergeway.calibration.objective import Objective, as_objective
-from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw
+from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, hold_out, require_labels
 from mergeway.calibration.table import load_pyarrow
 from mergeway.calibration.task_data import task_data
 from mergeway.calibration.written import DEFAULT, Writing
@@ -22,9 +23,6 @@ from mergeway.model.inputs import Params
 from mergeway.model.kinds import CausalLM, kind_of, make_model
 from mergeway.model.model import Model
 
-# Of the arrival alone, or by task.
-ByTask = str | Path | Mapping[str, str] | Mapping[str, Path] | Mapping[str, str | Path] | None
-
 
 @dataclass(frozen=True)
 class CalibrationRequest:
@@ -34,7 +32,7 @@ class CalibrationRequest:
     """
 
     data: ByTask
-    head: ByTask
+    head: HeadByTask
     objective: Objective | Callable[[Params], Tensor] | None
     remember: bool
     compute: Compute | None = None
@@ -90,7 +88,7 @@ def calibrate(
 
 
 def read_task(
-    data: str | Path,
+    data: Data,
     head: str | Path | None,
     task: str,
     base: Checkpoint,
@@ -103,8 +101,37 @@ def read_task(
         raise OptionError(f"data can be used with a base that is a model directory, not {base.source}")
     tensors = own.tensors if own else None
     file, writing = Path(head) if head else None, Writing(arrival) if arrival else None
-    model, samples = task_data(str(data), file, task, base.directory, tensors, compute, writing=writing)
+    model, samples = task_data(data, file, task, base.directory, tensors, compute, writing=writing)
     return model, draw(samples, DEFAULT_SIZE)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """An arrival's data in two: what is held out to judge by, and all data as it was given, without that."""
+
+    settings: Mapping[str, object]
+    held: Samples
+    data: ByTask
+
+
+def part_data(
+    task: str, base: Checkpoint, own: Head | None, request: CalibrationRequest, share: float, seed: int
+) -> Parted:
+    """Hold out a share of the arrival's samples."""
+    if not 0 < share < 1:
+        raise OptionError(f"--holdout is {share}; it is a share of the samples, more than 0 and less than 1")
+    data = by_task(request.data, task)
+    if task not in data or base.directory is None:
+        raise OptionError(
+            f"--holdout keeps back some of the data of '{task}'; give it with --data (and a base that is a model directory)"
+        )
+    load_pyarrow()
+    head, tensors = heads_by_task(request.head, task).get(task), own.tensors if own else None
+    model, samples = task_data(data[task], head, task, base.directory, tensors, request.compute)
+    require_labels(samples, "a model is judged by those of samples that are held out")
+    fit, held = hold_out(draw(samples, len(samples), seed), share)
+    data[task] = Prepared(model.settings, fit)
+    return Parted(model.settings, held, data if is_by_task(request.data) else data[task])
 
 
 def _with_data(
@@ -115,21 +142,15 @@ def _with_data(
     request: CalibrationRequest,
 ) -> tuple[CalibrationMemory, Model]:
     """The memory with the samples that were given, and the model that read them: the one to be run."""
-    data, given = _by_task(request.data, names[-1]), _by_task(request.head, names[-1])
+    data, given = by_task(request.data, names[-1]), heads_by_task(request.head, names[-1])
     for name in [*data, *given]:
         if name not in names:
             raise OptionError(f"--data {name}=…: the trunk holds no task '{name}'; it holds {', '.join(names)}")
     model: Model | None = None
     for name, where in data.items():
         own = heads[name].tensors if name in heads else None
-        head = Path(given[name]) if name in given else None
         writing = Writing(request.arrival, held.bounds.seed) if request.arrival and name == names[-1] else None
-        model, samples = task_data(str(where), head, name, model or directory, own, request.compute, writing=writing)
+        file = given.get(name)
+        model, samples = task_data(where, file, name, model or directory, own, request.compute, writing=writing)
         held = held.holding(model.settings, samples)
     return held, model or make_model(directory, held.settings, request.compute)
-
-
-def _by_task(given: ByTask, arrival: str) -> dict[str, str | Path]:
-    if given is None:
-        return {}
-    return {arrival: given} if isinstance(given, str | Path) else dict(given)

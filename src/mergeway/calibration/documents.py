@@ -7,11 +7,11 @@ an end token only where the text or the chat template has it. No row sees anothe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from mergeway.calibration.lines import as_object, read_objects
+from mergeway.calibration.given import Data, is_place, rows_of
+from mergeway.calibration.lines import as_object
 from mergeway.calibration.samples import MASKED, Samples
 from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
@@ -22,9 +22,10 @@ from mergeway.model.weights import Tokenizer
 Document = tuple[list[int], list[bool]]
 
 
-def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
-    """The documents of a JSON lines or parquet file; see `document_of` for what a row may be."""
-    documents = [document_of(where, row, model.tokenizer) for where, row in read_objects(path)]
+def read_documents(data: Data, task: str, model: CausalLM) -> Samples:
+    """The documents of a JSON lines or parquet file, or of rows in memory; see `document_of` for what a row may be."""
+    path = data if is_place(data) else f"the data of '{task}'"
+    documents = [document_of(where, row, model.tokenizer) for where, row in rows_of(data, task)]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
     cut = [(ids[: model.max_length], judged[: model.max_length]) for ids, judged in documents]
@@ -37,10 +38,10 @@ def read_documents(path: Path, task: str, model: CausalLM) -> Samples:
     return padded(useful, model.padding, task)
 
 
-def read_prompts(path: Path, model: CausalLM) -> list[list[int]]:
+def read_prompts(path: Data, model: CausalLM) -> list[list[int]]:
     """What texts go on from: each row has `prompt` or `text`, or `messages` that the assistant is to answer."""
     prompts: list[list[int]] = []
-    for where, row in read_objects(path):
+    for where, row in rows_of(path, "prompts"):
         prompts.append(_prompt(where, row or {}, model.tokenizer))
         if len(prompts[-1]) >= model.max_length:
             raise OptionError(

@@ -3,6 +3,8 @@
 calibration.json                 how the model reads its inputs, how many samples, shared how, drawn by which seed
 calibration.parquet              one row a sample: its task, and inputs and labels as bytes
 calibration-heads.safetensors    the frozen heads of the tasks that have one
+
+Samples that are kept back to judge by, and never folded with, are in files of the same kind called holdout.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError, suggest
 from mergeway.model.model import Model, Settings
 
-DESCRIPTION, ROWS, HEADS = "calibration.json", "calibration.parquet", "calibration-heads.safetensors"
+CALIBRATION, HOLDOUT = "calibration", "holdout"
 Sharing = Literal["even", "utility"]
 
 
@@ -119,20 +121,20 @@ class CalibrationMemory:
         top_k = self.bounds.top_k
         return SampleObjective(model, self.tasks, weights, size=size, by_utility=by_utility, copies=copies, top_k=top_k)
 
-    def write(self, directory: Path) -> dict[str, dict[str, str]]:
+    def write(self, directory: Path, name: str = CALIBRATION) -> dict[str, dict[str, str]]:
         """The memory's files in a snapshot, and their digests; every rank calls it, the lead writes."""
-        digests = team().from_lead(lambda: self._write_rows(directory))
-        heads = self._heads()
+        digests = team().from_lead(lambda: self._write_rows(directory, name))
+        heads, file = self._heads(), _heads_file(name)
         if heads:
-            infos = {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in heads.items()}
-            writer = FileWriter(directory / HEADS, infos)
-            for name, tensor in heads.items() if team().lead else ():
-                writer.write(name, 0, tensor)
-            digests[HEADS] = writer.finish()
+            writer = FileWriter(directory / file, {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in heads.items()})
+            for number, tensor in heads.items() if team().lead else ():
+                writer.write(number, 0, tensor)
+            digests[file] = writer.finish()
         return digests
 
-    def _write_rows(self, directory: Path) -> dict[str, dict[str, str]]:
-        columns = write_rows(directory / ROWS, self.tasks)
+    def _write_rows(self, directory: Path, name: str) -> dict[str, dict[str, str]]:
+        table, description = f"{name}.parquet", f"{name}.json"
+        columns = write_rows(directory / table, self.tasks)
         described = {
             "settings": dict(self.settings),
             "size": self.bounds.size,
@@ -146,10 +148,10 @@ class CalibrationMemory:
             ],
         }
         text = json.dumps(described, indent=2) + "\n"
-        write_text(directory / DESCRIPTION, text)
-        with reading(directory / ROWS):
-            rows = hashlib.sha256((directory / ROWS).read_bytes()).hexdigest()
-        return {DESCRIPTION: {"": hashlib.sha256(text.encode()).hexdigest()}, ROWS: {"": rows}}
+        write_text(directory / description, text)
+        with reading(directory / table):
+            rows = hashlib.sha256((directory / table).read_bytes()).hexdigest()
+        return {description: {"": hashlib.sha256(text.encode()).hexdigest()}, table: {"": rows}}
 
     def _heads(self) -> dict[str, Tensor]:
         named: dict[str, Tensor] = {}
@@ -161,21 +163,22 @@ class CalibrationMemory:
         return named
 
     @classmethod
-    def read(cls, directory: Path | None) -> CalibrationMemory | None:
+    def read(cls, directory: Path | None, name: str = CALIBRATION) -> CalibrationMemory | None:
         """The memory of a snapshot, if it has one."""
-        if directory is None or not (directory / DESCRIPTION).exists():
+        if directory is None or not (directory / f"{name}.json").exists():
             return None
-        described = read_json(directory / DESCRIPTION, "the calibration memory")
+        described = read_json(directory / f"{name}.json", "the calibration memory")
         try:
             size, share, seed = described["size"], described["share"], described["seed"]
             bounds = Bounds(size, share, seed, described.get("copies"), described.get("top_k", TOP_K))
             rows: list[JsonObject] = described["tasks"]
-            found = read_rows(directory / ROWS, {row["name"]: row["columns"] for row in rows})
+            found = read_rows(directory / f"{name}.parquet", {row["name"]: row["columns"] for row in rows})
         except (KeyError, TypeError):
             raise TrunkError(
-                f"{directory / DESCRIPTION}: is not a calibration memory of this version; go back with 'rollback', or give the data again in a new trunk"
+                f"{directory / name}.json: is not a calibration memory of this version; go back with 'rollback', or give the data again in a new trunk"
             ) from None
-        heads = SafetensorsFiles(str(directory), [directory / HEADS]) if (directory / HEADS).exists() else None
+        file = directory / _heads_file(name)
+        heads = SafetensorsFiles(str(directory), [file]) if file.exists() else None
         tasks = [
             replace(found[row["name"]], head=_head(heads, number), written=row.get("written"), asked=row.get("asked"))
             for number, row in enumerate(rows)
@@ -184,7 +187,7 @@ class CalibrationMemory:
 
     def summary(self, directory: Path) -> JsonObject:
         """What a person asks of a memory: tasks, samples, the arrivals' answers, bytes on the disk."""
-        files = [p for p in (directory / DESCRIPTION, directory / ROWS, directory / HEADS) if p.exists()]
+        files = [p for p in directory.glob(f"{CALIBRATION}*") if p.is_file()]
         return {
             "kind": self.settings.get("kind"),
             "size": self.bounds.size,
@@ -203,6 +206,10 @@ class CalibrationMemory:
         """What the answers to one sample can take: those to the longest document, (1 + copies)·tokens·(6k + 2) bytes."""
         bytes_ = answer_bytes(task)
         return bytes_ // task.labels.shape[1] * int(self.settings["max_length"]) if task.documents else bytes_
+
+
+def _heads_file(name: str) -> str:
+    return f"{name}-heads.safetensors"
 
 
 def check_copies(copies: int | None) -> None:

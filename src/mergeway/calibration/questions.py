@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mergeway.calibration.documents import Document, choices_of, completed, document_of
-from mergeway.calibration.lines import read_objects
+from mergeway.calibration.given import Data, rows_of
+from mergeway.calibration.samples import MASKED, Samples
 from mergeway.model.kinds import CausalLM
 
 
@@ -36,15 +36,15 @@ class Asked:
     choices: Sequence[Choice] = ()
 
 
-def read_asked(path: Path, model: CausalLM) -> Asked:
-    """The questions and choices of a JSON lines or parquet file.
+def read_asked(data: Data, model: CausalLM) -> Asked:
+    """The questions and choices of a JSON lines or parquet file, or of rows in memory.
 
     A row with choices is a choice. Any other whose end is to be predicted, but not its beginning, is a question: a prompt with its
     completion, or a chat that ends with what the assistant says.
     """
     questions: list[Question] = []
     choices: list[Choice] = []
-    for where, row in read_objects(path):
+    for where, row in rows_of(data, "questions"):
         document = document_of(where, row, model.tokenizer)
         if row is not None and "choices" in row and "text" not in row:
             texts, right = choices_of(where, row)
@@ -53,6 +53,18 @@ def read_asked(path: Path, model: CausalLM) -> Asked:
         elif (question := question_of(document, model)) is not None:
             questions.append(question)
     return Asked(questions, choices)
+
+
+def asked_of(samples: Samples, model: CausalLM) -> Asked:
+    """The questions among samples that were tokenised before; which of them were choices is no longer known."""
+    assert samples.mask is not None
+    questions: list[Question] = []
+    for ids, labels, mask in zip(samples.tensors["input_ids"], samples.labels, samples.mask, strict=True):
+        used = int(mask.sum())
+        document = [int(i) for i in ids[:used]], [int(label) != MASKED for label in labels[:used]]
+        if (question := question_of(document, model)) is not None:
+            questions.append(question)
+    return Asked(questions)
 
 
 def question_of(document: Document, model: CausalLM) -> Question | None:

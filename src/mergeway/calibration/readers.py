@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeway.calibration.given import Data, arrays_of, is_place, rows_of
 from mergeway.calibration.lines import as_object, parse_object, read_arrays, read_lines, read_table
 from mergeway.calibration.pictures import PICTURES, decode, read_picture
 from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 from mergeway.model.model import ImageModel, Model, TextModel
 
@@ -21,8 +23,14 @@ MOST_CLASSES = 1 << 31
 Split = Literal["train", "test"]
 
 
-def read_data(path: Path, task: str, head: Tensor, model: Model, split: Split = "train") -> Samples:
-    """The data of one task from whatever a path holds, of the split asked for where it has both. All rows have labels, or none."""
+def read_data(data: Data, task: str, head: Tensor, model: Model, split: Split = "train") -> Samples:
+    """The data of one task from whatever a path holds, of the split asked for where it has both, or from values in memory.
+
+    All rows have labels, or none.
+    """
+    if not is_place(data):
+        return _in_memory(data, task, head, model)
+    path = Path(data)
     if path.is_dir():
         parted = (path / "train").is_dir() and (path / "test").is_dir()
         return _read_folder(path / split if parted else path, task, head, _of_images(path, model))
@@ -74,21 +82,35 @@ def read_npz(path: Path, split: str, task: str, head: Tensor, model: ImageModel)
 
 def read_jsonl(path: Path, task: str, head: Tensor, model: TextModel) -> Samples:
     """Texts, one JSON object a line, with labels or without."""
+    lines = ((f"{path}, line {number}", parse_object(line)) for number, line in enumerate(read_lines(path), 1))
+    return _labelled_texts(str(path), lines, task, head, model)
+
+
+def _in_memory(data: Data, task: str, head: Tensor, model: Model) -> Samples:
+    where = f"the data of '{task}'"
+    if isinstance(model, TextModel):
+        return _labelled_texts(where, rows_of(data, task), task, head, model)
+    if not isinstance(model, ImageModel):
+        raise OptionError(f"{where}: a model of kind {model.kind} reads no values in memory")
+    x, y = arrays_of(data, task)
+    return _images(where, x, y, task, head, model.image_size)
+
+
+def _labelled_texts(
+    path: str, given: Iterable[tuple[str, JsonObject | None]], task: str, head: Tensor, model: TextModel
+) -> Samples:
     rows: list[tuple[str, int | None]] = []
-    for number, line in enumerate(read_lines(path), 1):
-        row = parse_object(line)
+    for where, row in given:
         if row is None or "text" not in row or type(row.get("label", 0)) is not int:
-            raise OptionError(f"{path}, line {number}: expected an object with 'text' and an integer 'label', or none")
+            raise OptionError(f"{where}: expected an object with 'text' and an integer 'label', or none")
         if abs(row.get("label", 0)) >= MOST_CLASSES:
-            raise OptionError(
-                f"{path}, line {number}: the label is out of range; labels count the head's classes from 0"
-            )
+            raise OptionError(f"{where}: the label is out of range; labels count the head's classes from 0")
         rows.append((str(row["text"]), row.get("label")))
         if (rows[0][1] is None) != (rows[-1][1] is None):
             has, first = ("no label", "one") if rows[-1][1] is None else ("a label", "none")
-            raise OptionError(f"{path}, line {number}: has {has}, and line 1 has {first}; label all lines or none")
+            raise OptionError(f"{where}: has {has}, and the first has {first}; label all or none")
     labels = [label for _, label in rows if label is not None]
-    return _texts(str(path), [text for text, _ in rows], labels or None, task, head, model)
+    return _texts(path, [text for text, _ in rows], labels or None, task, head, model)
 
 
 def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:

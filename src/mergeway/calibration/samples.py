@@ -172,3 +172,11 @@ def draw(samples: Samples, count: int, seed: int = 0) -> Samples:
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         samples = replace(samples.rows(torch.randperm(len(samples), generator=generator)), shuffled=True)
     return samples.rows(slice(count))
+
+
+def hold_out(samples: Samples, share: float) -> tuple[Samples, Samples]:
+    """Samples parted by chance, but always the same: those to fold with, and a share to judge by."""
+    count = min(len(samples) - 1, max(1, round(share * len(samples))))
+    if count < 1:
+        raise OptionError(f"--holdout: there are {len(samples)} samples of '{samples.task}'; it takes two at least")
+    return samples.rows(slice(count, None)), samples.rows(slice(count))

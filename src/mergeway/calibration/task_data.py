@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.documents import read_documents
+from mergeway.calibration.given import Data, Prepared, is_place
 from mergeway.calibration.readers import Split, read_data, read_head
 from mergeway.calibration.samples import Samples
 from mergeway.calibration.suite import SuiteData, is_suite
 from mergeway.calibration.written import SELF, Writing, written_samples
 from mergeway.checkpoint.heads import classes_of
+from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.kinds import CausalLM, kind_of, make_model
@@ -22,7 +24,7 @@ from mergeway.model.model import Encoder, Model, Settings
 
 
 def task_data(
-    data: str,
+    data: Data,
     head: Path | None,
     task: str,
     base: Model | Path,
@@ -30,6 +32,8 @@ def task_data(
     compute: Compute | None = None,
     split: Split = "train",
     writing: Writing | None = None,
+    settings: JsonObject | None = None,
+    frozen: Tensor | None = None,
 ) -> tuple[Model, Samples]:
     """A task's samples, and the model that read them; its weights are not loaded before it is run.
 
@@ -38,28 +42,32 @@ def task_data(
     or self:N for texts that the arrival writes itself, as `writing` says.
     The base's `config.json` decides what else is needed: nothing for a language model, for a classifier `own`, the head that
     came with the arrival's weights, and for an encoder `head`, the file of a frozen one. `split` says which samples, where the
-    data has both.
+    data has both. `settings` are those of the model if they are known, `frozen` a head that the caller has in memory.
     """
-    where, _, name = data.partition("#")
-    if is_suite(where):
+    if isinstance(data, Prepared):
+        return _model_of(base, data.settings, compute), replace(data.samples, task=task, head=own or data.samples.head)
+    where, _, name = str(data).partition("#") if is_place(data) else ("", "", "")
+    if where and is_suite(where):
         return _suite_data(SuiteData(where), name or task, task, base, compute, split)
-    model = _model_of(base, kind_of(_directory(base), head), compute)
-    if data.startswith(SELF):
-        return model, written_samples(data, task, model, writing)
+    model = _model_of(base, settings or kind_of(_directory(base), head), compute)
+    if is_place(data) and str(data).startswith(SELF):
+        return model, written_samples(str(data), task, model, writing)
     if isinstance(model, CausalLM):
-        if Path(data).suffix not in (".jsonl", ".parquet"):
+        if is_place(data) and Path(data).suffix not in (".jsonl", ".parquet"):
             raise OptionError(f"{data}: a language model reads a .jsonl or .parquet file of texts, questions or chats")
-        return model, read_documents(Path(data), task, model)
+        return model, read_documents(data, task, model)
     if isinstance(model, Encoder):
+        if head is None and frozen is not None:
+            return model, read_data(data, task, frozen, model, split)
         if head is None:
             raise OptionError(
-                f"--data {data}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
+                f"--data {data if is_place(data) else task}: the task's head is needed too; give --head FILE with a tensor 'weight' [classes, width]"
             )
-        return model, read_data(Path(data), task, read_head(head, model.width), model, split)
+        return model, read_data(data, task, read_head(head, model.width), model, split)
     classes = classes_of(own) if own else model.classes
     # The readers want a head to count its classes; the tensors themselves take their place in the model.
     counted = torch.zeros(classes or 1, 1)
-    return model, replace(read_data(Path(data), task, counted, model, split), head=own or None)
+    return model, replace(read_data(data, task, counted, model, split), head=own or None)
 
 
 def _suite_data(

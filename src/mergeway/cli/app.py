@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from mergeway import __version__
 from mergeway.core.printed import printable
 from mergeway.core.ranks import RankLost, joined, started_by_torchrun
-from mergeway.errors import MergewayError
+from mergeway.errors import GateRefused, MergewayError
 
 app = typer.Typer(
     name="mergeway",
@@ -21,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    epilog="--quiet and --debug may stand anywhere on the line. Exit codes: 0 done, 2 a mistake in the input, 1 a bug.",
+    epilog="--quiet and --debug may stand anywhere on the line. Exit codes: 0 done, 2 a mistake in the input, 3 refused by a gate, 1 a bug.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -59,11 +60,26 @@ BaseAt = Annotated[
         "--base", metavar="REF", help="Where the base is now, if it is not found where it was.", show_default=False
     ),
 ]
+# A step by its number or its tag.
+StepArgument = Annotated[
+    str, typer.Argument(metavar="STEP", help="The step, by number or tag; 'log' marks those that are kept.")
+]
+StepOption = Annotated[
+    str | None,
+    typer.Option("--step", metavar="STEP", help="A step, by number or tag; by default the last.", show_default=False),
+]
 TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")]
 
 # The panels of `mergeway --help`.
 FOLD, DEPLOY, TRAIN, COMPARE = "Fold arrivals", "Look and deploy", "Train and prepare", "Compare rules"
 
+# Importing a module registers its commands; --help shows them in this order.
+_MODULES = (
+    *("trunk", "undo", "merge", "history", "steps", "export", "push", "finetune", "bench", "evaluate", "report"),
+    *("suites", "rules", "demo"),
+)
+
+REFUSED = 3
 INTERRUPTED = 130
 _ANYWHERE = ("--quiet", "-q", "--debug")
 
@@ -120,11 +136,15 @@ def _main_of_a_rank() -> int:
         return _failed(str(problem), 2)
 
 
+def register() -> None:
+    """Bring in every command."""
+    for module in _MODULES:
+        importlib.import_module(f"mergeway.cli.{module}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    # Importing a module registers its commands; --help shows them in this order.
-    from mergeway.cli import trunk, merge, history, export, push, finetune, bench, report, suites, rules, demo  # noqa: F401, I001
-
+    register()
     words = list(sys.argv[1:] if arguments is None else arguments)
     Settings.words = words
     _forget_steps()
@@ -143,10 +163,12 @@ def main(arguments: list[str] | None = None) -> int:
     except RankLost as problem:
         Settings.silent = False  # the lead may be the one that is gone
         return _failed(str(problem), 2)
+    except GateRefused as problem:
+        return _failed(str(problem), REFUSED)
     except MergewayError as problem:
         return _failed(str(problem), 2)
     except typer.TyperException as problem:
-        return _failed(problem.format_message(), 2)
+        return _failed(problem.format_message(), 2) if words else 0  # without words the help has been printed
     except (typer.Abort, KeyboardInterrupt):
         return _failed(f"interrupted; {_outcome()}", INTERRUPTED)
     except BrokenPipeError:

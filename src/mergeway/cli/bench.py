@@ -1,4 +1,4 @@
-"""`mergeway bench`, `evaluate` and `path`: rules on a suite, one model on a suite, one trajectory."""
+"""`mergeway bench` and `path`: rules on a suite, one trajectory."""
 
 from __future__ import annotations
 
@@ -122,39 +122,6 @@ def bench(
         print_json(result)
         return
     print_rows(result, orders)
-
-
-@app.command(rich_help_panel=COMPARE)
-@computes
-def evaluate(
-    model: Annotated[str, typer.Argument(metavar="TRUNK|REF", help="A trunk or any checkpoint.")],
-    suite: Annotated[str, typer.Option("--suite", help="The suite whose test data judges it.")],
-    as_json: Json = False,
-    *,
-    compute: Compute,
-) -> None:
-    """Measure a deployed model or a checkpoint on the tasks of a suite."""
-    from mergeway.checkpoint import open_checkpoint
-    from mergeway.cli.display import console, print_json, table
-    from mergeway.cli.objectives import find_suite
-    from mergeway.core.pool import worker_pool
-    from mergeway.fold.prepare import prepare_arrival, prepare_base
-    from mergeway.trunk import Trunk
-
-    found = find_suite(suite, compute)
-    checkpoint = Trunk.open(model).deployed() if (Path(model) / "journal.jsonl").exists() else None
-    base = open_checkpoint(found.base)
-    checkpoint = checkpoint or open_checkpoint(model, base)
-    with worker_pool() as pool:
-        arrival = prepare_arrival(prepare_base(base, pool), checkpoint, 1.0, model, pool)
-    params = {name: arrival.read(name) for name in base.infos if base.infos[name].merges}
-    scores = {task.name: found.accuracy(params, task.name) for task in found.tasks}
-    mean = sum(scores.values()) / len(scores)
-    if as_json:
-        print_json({"model": model, "suite": found.name, "acc": mean, "tasks": scores})
-        return
-    rows = [(name, f"{score:.1f}") for name, score in scores.items()]
-    console().print(table(("task", "accuracy"), [*rows, ("mean", f"{mean:.1f}")], numbers=("accuracy",)))
 
 
 @app.command(rich_help_panel=COMPARE)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, BaseAt, Force, Json, ShardSize, TrunkPath, app, command_line
+from mergeway.cli.app import DEPLOY, BaseAt, Force, Json, ShardSize, StepOption, TrunkPath, app, command_line
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
+    from mergeway.checkpoint.source import JsonObject
     from mergeway.core.progress import Progress
 
 ENOUGH = 0.9  # share of the update's energy below which an adapter is another model
@@ -37,6 +38,7 @@ def export(
         str | None,
         typer.Option("--task", help="Put this task's own head into the model or adapter.", show_default=False),
     ] = None,
+    step: StepOption = None,
     backbone: Annotated[
         bool,
         typer.Option("--backbone", help="Keep the base's head in the model, and write those of all tasks beside it."),
@@ -47,6 +49,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the deployed model as a directory that transformers loads, or its update as an adapter that peft loads."""
+    import torch
+
     from mergeway.checkpoint.writer import read_size
     from mergeway.cli.display import console, print_json, progress
     from mergeway.core.tensors import read_dtype
@@ -56,18 +60,14 @@ def export(
     adapter = None
     with progress() as bar:
         opened = Trunk.open(trunk, progress=bar, base=base)
-        last = opened.log()[-1]
+        last = opened.log()[-1] if step is None else opened.record(step)
+        asked: JsonObject = {"task": task, "backbone": backbone, "force": force, "step": step}
+        asked["command"] = command_line()
         if lora is not None:
-            options = {"dtype": wanted} if wanted else {}
-            adapter = opened.export_lora(
-                out, lora, task=task, backbone=backbone, force=force, command=command_line(), **options
-            )
+            adapter = opened.export_lora(out, lora, dtype=wanted or torch.float32, **asked)
             _warn(adapter, bar)
         else:
-            size = read_size(shard_size)
-            opened.export(
-                out, dtype=wanted, task=task, backbone=backbone, shard_size=size, force=force, command=command_line()
-            )
+            opened.export(out, dtype=wanted, shard_size=read_size(shard_size), **asked)
     if as_json:
         written = {"out": str(out), "step": last.step, "result": last.result}
         print_json(written | (_adapter_json(adapter) if adapter else {}))

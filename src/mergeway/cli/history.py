@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mergeway.cli.app import DEPLOY, BaseAt, Json, Threads, TrunkPath, app
-from mergeway.cli.records import headline, lines_of
+from mergeway.cli.records import checks_table, headline, lines_of
 from mergeway.core.printed import printable
+
+if TYPE_CHECKING:
+    from mergeway.trunk import TrunkView
 
 
 @app.command(rich_help_panel=DEPLOY)
@@ -19,13 +22,14 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
     from mergeway.trunk import Trunk
 
     opened = Trunk.open(trunk)
-    records, kept = opened.log(), set(opened.kept_steps())
+    records, kept, tags = opened.log(), set(opened.kept_steps()), tags_by_step(opened)
     if as_json:
         print_json([asdict(r) for r in records])
         return
     out = console()
     for record in reversed(records):
         marks = [m for m, there in (("deployed", record is records[-1]), ("kept", record.step in kept)) if there]
+        marks += [f"tag {name}" for name in tags.get(record.step, [])]
         out.print(headline(record) + (f"  [cyan]({', '.join(marks)})[/cyan]" if marks else ""))
         for name, value in lines_of(record):
             out.print(f"    {name:<8} {value}", style="dim" if name in ("date", "model") else "", markup=False)
@@ -36,7 +40,8 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
 def show(
     trunk: TrunkPath,
     step: Annotated[
-        int | None, typer.Argument(metavar="STEP", help="A step; by default the last.", show_default=False)
+        str | None,
+        typer.Argument(metavar="STEP", help="A step, by number or tag; by default the last.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +53,8 @@ def show(
     record = opened.record(step) if step is not None else opened.log()[-1]
     folded = opened.folded(record.step)
     if as_json:
-        print_json({**asdict(record), "folded": [asdict(f) for f in folded]})
+        sizes = {"bytes": opened.sizes().get(record.step), "tags": tags_by_step(opened).get(record.step, [])}
+        print_json({**asdict(record), "folded": [asdict(f) for f in folded], **sizes})
         return
     out = console()
     out.print(headline(record))
@@ -59,6 +65,8 @@ def show(
         ("rule", f"{rule.name}{' (' + settings + ')' if settings else ''}"),
         ("base", opened.base_ref),
         ("hash", record.hash),
+        *((("tags", ", ".join(names)),) if (names := tags_by_step(opened).get(record.step)) else ()),
+        *((("size", size_text(size)),) if (size := opened.sizes().get(record.step)) else ()),
         *facts,
     ]
     for name, value in [*lines_of(record), *extra]:
@@ -72,6 +80,26 @@ def show(
         out.print(
             table(("step", "task", "weight", "share", "digest", "source"), rows, numbers=("step", "weight", "share"))
         )
+
+    if checks := record.details.get("checks"):
+        out.print(checks_table(checks))
+
+
+def tags_by_step(trunk: TrunkView) -> dict[int, list[str]]:
+    """The tags of every step that has any."""
+    found: dict[int, list[str]] = {}
+    for name, step in sorted(trunk.tags().items()):
+        found.setdefault(step, []).append(name)
+    return found
+
+
+def size_text(size: int) -> str:
+    """Bytes as people write them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size = size / 1000  # pyright: ignore[reportAssignmentType]
+    return f"{size:.3g} TB"
 
 
 @app.command(rich_help_panel=DEPLOY)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mergeway.calibration.calibrate import CalibrationRequest, calibrate, read_task
-from mergeway.calibration.memory import Bounds, CalibrationMemory
+from mergeway.calibration.calibrate import CalibrationRequest, calibrate, part_data, read_task
+from mergeway.calibration.given import heads_by_task, is_by_task
+from mergeway.calibration.memory import CALIBRATION, HOLDOUT, Bounds, CalibrationMemory
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import Checkpoint, ModelWriter, SafetensorsFiles
 from mergeway.checkpoint.heads import Head, write_heads
@@ -39,6 +40,7 @@ class Commit:
     base: Base
     stage: Path
     files: Digests = field(default_factory=dict[str, dict[str, str]])
+    _digests: Digests | None = None
 
     every = False
     keeps = True
@@ -62,21 +64,29 @@ class Commit:
         """The tensors that tasks keep for themselves."""
         self.files |= write_heads(self.stage, heads)
 
-    def keep_memory(self, memory: CalibrationMemory | None) -> None:
-        """The calibration samples of the tasks."""
+    def keep_memory(self, memory: CalibrationMemory | None, name: str = CALIBRATION) -> None:
+        """The calibration samples of the tasks, or those that are held out."""
         if memory is not None:
-            self.files |= memory.write(self.stage)
+            self.files |= memory.write(self.stage, name)
 
     def keep_rest_of(self, record: Record) -> None:
         """Everything but state and model as it is in an earlier snapshot."""
         self.files |= self.store.link_snapshot(record, self.stage, lambda n: not n.startswith("model") and n != STATE)
 
-    def finish(self, record: Record, rule: Description, at: Fold, details: Mapping[str, object], keep: int) -> Record:
-        """Make the step part of the trunk; `keep` snapshots stay."""
-        self._state.read()
-        written = self._model.finish()
-        tensors = {name: digest for file in written.values() for name, digest in file.items() if name}
-        complete = replace(
+    def staged(self) -> Checkpoint:
+        """The model as it would be deployed."""
+        self._written()
+        return SafetensorsFiles("the staged model", sorted(self.stage.glob("model*.safetensors")), self.stage)
+
+    def _written(self) -> Digests:
+        if self._digests is None:
+            self._digests = self._model.finish()
+        return self._digests
+
+    def described(self, record: Record, rule: Description, at: Fold, details: Mapping[str, object]) -> Record:
+        """The record with what came of the change; nothing is committed yet."""
+        tensors = {name: digest for file in self._written().values() for name, digest in file.items() if name}
+        return replace(
             record,
             result=combine_digests(tensors, self.base.checkpoint.infos),
             stream=asdict(at),
@@ -88,7 +98,14 @@ class Commit:
                 **details,
             },
         )
-        digests = {STATE: self._state.digests} | self.files | written
+
+    def finish(self, record: Record, rule: Description, at: Fold, details: Mapping[str, object], keep: int) -> Record:
+        """Make the step part of the trunk; `keep` snapshots stay. To keep none is to commit nothing."""
+        self._state.read()
+        complete = self.described(record, rule, at, details)
+        if not keep:
+            return complete
+        digests = {STATE: self._state.digests} | self.files | self._written()
         return self.store.commit(self.stage, digests, self.point, complete, keep)
 
 
@@ -150,15 +167,38 @@ class Change:
             request = replace(request, arrival=params, writes=writes)
             memory, loss = calibrate(name, base, tasks, heads, held, request)
             return loss, memory, None
-        if isinstance(request.data, Mapping) or isinstance(request.head, Mapping):
+        if is_by_task(request.data):
             raise OptionError(f"rule '{name}' takes data of the arrival alone; give --data DATA")
         if request.objective is not None or (request.data is not None and asks == "nothing"):
             raise OptionError(f"rule '{name}' uses no data; leave out --data and the objective")
         if request.data is None:
             return None, None, None
-        own = heads.get(arrival.task)
-        given = (request.data, request.head, arrival.task, base, own, request.compute, params)
+        own, file = heads.get(arrival.task), heads_by_task(request.head, arrival.task).get(arrival.task)
+        given = (request.data, file, arrival.task, base, own, request.compute, params)
         return None, None, partial(read_task, *given)
+
+    def deployed(self) -> Checkpoint:
+        """The model after the last record."""
+        last = self.point.last
+        return self.base.checkpoint if last.files is None else self.store.of(last).model()
+
+    def held_back(
+        self,
+        arrival: Arrival,
+        heads: Mapping[str, Head],
+        request: CalibrationRequest,
+        share: float | None,
+        bounds: Bounds,
+    ) -> tuple[CalibrationMemory | None, CalibrationRequest]:
+        """The samples that are never folded with, a share of the arrival's among them, and the request without those."""
+        held = CalibrationMemory.read(self.store.of(self.point.last).directory(HOLDOUT), HOLDOUT)
+        if share is not None:
+            parted = part_data(arrival.task, self.base.checkpoint, heads.get(arrival.task), request, share, bounds.seed)
+            held = (held or CalibrationMemory({}, bounds=bounds)).holding(parted.settings, parted.held)
+            data = None if self.folder.asks == "nothing" else parted.data
+            request = replace(request, data=data)
+        names = [*(f.task for f in self.point.held()), arrival.task]
+        return held.shared_out(names) if held else None, request
 
 
 def record_of(store: Store, point: Point, kind: str, arrival: Arrival) -> Record:

@@ -6,6 +6,7 @@
     head             the last record's step and hash, written after the journal, so that a shortened journal shows, and what the
                      next record needs to know of all records before it, so that a change costs the same at any step
     steps/000003/    the snapshot of a step: deployed weights, the rule's state, and digests.json over both
+    tags.json        names of steps, whose snapshots are kept
     lock             held by the one writer
 
 A snapshot is written under a temporary name, flushed, renamed into place, and only then is a record that names it appended
@@ -34,6 +35,7 @@ from mergeway.errors import CheckpointError, MergewayError, TrunkError
 from mergeway.trunk.journal import Journal, Point, Record
 from mergeway.trunk.lock import WriterLock
 from mergeway.trunk.snapshot import DIGESTS, Digests, Each, Snapshot
+from mergeway.trunk.tags import read_tags
 
 FORMAT = 2
 # The steps that this process has committed, so that whoever is interrupted afterwards is told the truth.
@@ -196,7 +198,7 @@ class Store:
             ) from None
         committed.append(record.step)
         self._write_head(point, record)
-        self._prune(record, keep)
+        self.prune(keep)
         return record
 
     def _write_head(self, point: Point, record: Record) -> None:
@@ -205,16 +207,17 @@ class Store:
             grown = point.grown(record) if record.kind == "add" else self.journal().point()
             replace_unsure(self.head_path, grown.head())
 
-    def _prune(self, last: Record, keep: int) -> None:
-        """Drop the oldest snapshots; what cannot be dropped now is dropped after the next commit."""
-        with contextlib.suppress(OSError):
-            present = sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
-            for step in present[:-keep]:
-                if step != last.step:
-                    # Out of sight at once: a reader finds a snapshot whole or not at all.
-                    dropped = self.steps / f"dropped-{step}"
-                    os.rename(self.snapshot(step), dropped)
-                    shutil.rmtree(dropped, ignore_errors=True)
+    def prune(self, keep: int) -> None:
+        """Drop the oldest snapshots without a tag, out of a reader's sight at once; what stays now goes after the next commit."""
+        with contextlib.suppress(OSError, MergewayError):
+            tagged = set(read_tags(self.path).values())
+            for step in [step for step in self.present() if step not in tagged][:-keep]:
+                os.rename(self.snapshot(step), dropped := self.steps / f"dropped-{step}")
+                shutil.rmtree(dropped, ignore_errors=True)
+
+    def present(self) -> list[int]:
+        """The steps that have a snapshot."""
+        return sorted(int(p.name) for p in self.steps.iterdir() if p.name.isdigit())
 
     def snapshot(self, step: int) -> Path:
         return self.steps / f"{step:06d}"
@@ -244,5 +247,4 @@ class Store:
 
 def _heads(point: Point) -> tuple[bytes, ...]:
     """What the head file may hold at a point; a trunk that was made before the head knew points has the first line alone."""
-    head = point.head()
-    return head, head[: head.index(b"\n") + 1]
+    return (head := point.head()), head[: head.index(b"\n") + 1]

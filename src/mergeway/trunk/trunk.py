@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from mergeway.calibration.alignment import Alignment, align
-from mergeway.calibration.calibrate import ByTask, CalibrationRequest, read_task
-from mergeway.calibration.memory import Bounds, asked_about, check_copies
+from mergeway.calibration.alignment import Alignment
+from mergeway.calibration.calibrate import CalibrationRequest
+from mergeway.calibration.given import ByTask, Data, HeadByTask
+from mergeway.calibration.memory import HOLDOUT, Bounds, CalibrationMemory, asked_about, check_copies
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.heads import read_heads
@@ -23,16 +24,17 @@ from mergeway.errors import TrunkError
 from mergeway.fold.prepare import Given, prepare_arrival, task_name, with_extras
 from mergeway.fold.stream import fold_stream, folder_of
 from mergeway.model.compute import Compute
-from mergeway.model.tangent import Tangent
 from mergeway.rules import RULES, Rule, make, reference
+from mergeway.trunk.align import AlignedStep
 from mergeway.trunk.beginning import Beginning
 from mergeway.trunk.commit import Change, Commit, record_of, refuse_twice
-from mergeway.trunk.journal import Record, now
+from mergeway.trunk.gate import Gate
+from mergeway.trunk.journal import Record
+from mergeway.trunk.steps import Steps
 from mergeway.trunk.store import Store
-from mergeway.trunk.view import TrunkView
 
 
-class Trunk(TrunkView):
+class Trunk(Steps):
     """Open one with `Trunk.open`, make one with `Trunk.create`."""
 
     @classmethod
@@ -95,11 +97,17 @@ class Trunk(TrunkView):
         weight: float = 1.0,
         *,
         data: ByTask = None,
-        head: ByTask = None,
+        head: HeadByTask = None,
         moments: Given = None,
         objective: Objective | Callable[[Mapping[str, Tensor]], Tensor] | None = None,
         remember: bool = True,
         copies: int | None = None,
+        check: Mapping[str, Data] | None = None,
+        max_drop: float | None = None,
+        at_least: Mapping[str, float] | None = None,
+        holdout: float | None = None,
+        dry_run: bool = False,
+        message: str | None = None,
         again: bool = False,
         wait: bool = True,
         allow_pickle: bool = False,
@@ -112,10 +120,15 @@ class Trunk(TrunkView):
         `data` and `head` map task names to the data of every task that is not remembered, at this and every later arrival.
 
         Data may come without labels: the arrival is asked about its samples, and about `copies` of each (by default as many as
-        the trunk's memory says), and its answers are kept in their place. A language model writes
-        its own samples for `data="self:64"`, and without any data if the rule asks arrivals.
+        the trunk's memory says), and its answers are kept in their place. A language model writes its own samples for
+        `data="self:64"`, and without any data if the rule asks arrivals.
+
+        The fold is judged before it is deployed, on the data of each task in `check` and on the samples that a `holdout`, a share
+        of `data`, keeps in the trunk. It is refused with `GateRefused` if an earlier task falls by more than `max_drop` points,
+        or a task stays below its percentage in `at_least`. A `dry_run` does all of it but the commit.
         """
         check_copies(copies)
+        gate = Gate(dict(check or {}), max_drop, dict(at_least or {}))
         with self._change(wait) as change:
             base, point = change.base, change.point
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
@@ -124,16 +137,20 @@ class Trunk(TrunkView):
             refuse_twice(arrival, point, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
             request = CalibrationRequest(data, head, objective, remember, self._compute, copies)
+            held, request = change.held_back(arrival, heads, request, holdout, self.bounds)
+            trials = gate.trials(change, arrival, heads, held, request)
             loss, memory, source = change.calibrated(arrival, heads, request, self.bounds)
             arrival = with_extras(self.rule, base, arrival, moments, source)
             with Commit.begin(self._store, change.point, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
                 commit.keep_heads(heads)
-                digest = arrival.seen.digest
-                commit.keep_memory(memory.answered(folded.objective, name, digest) if memory else None)
-                record = record_of(self._store, point, "add", arrival)
-                details = {**folded.details, **asked_about(folded.objective, name)}
-                return commit.finish(record, self.rule_today, folded.at, details, self.keep)
+                commit.keep_memory(memory and memory.answered(folded.objective, name, arrival.seen.digest))
+                commit.keep_memory(held, HOLDOUT)
+                judged = gate.judge(trials, change, commit.staged, arrival, self._progress)
+                note = {"message": message} if message else {}
+                details = {**folded.details, **asked_about(folded.objective, name), **judged, **note}
+                record, keep = record_of(self._store, point, "add", arrival), 0 if dry_run else self.keep
+                return commit.finish(record, self.rule_today, folded.at, details, keep)
 
     def remove(self, task: str, ref: Reference, *, wait: bool = True, allow_pickle: bool = False) -> Record:
         """Take an arrival out again, given its checkpoint; for rules whose state is a sum."""
@@ -158,6 +175,9 @@ class Trunk(TrunkView):
                 kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 at = change.folder.unfold(arrival, change.standing(), kept, model)
                 commit.keep_heads({t: h for t, h in change.heads.items() if t != task})
+                rest = [f.task for f in point.held() if f.task != task]
+                back = CalibrationMemory.read(self._store.of(point.last).directory(HOLDOUT), HOLDOUT)
+                commit.keep_memory(back.shared_out(rest) if back else None, HOLDOUT)
                 return commit.finish(record, self.rule_today, at, {}, self.keep)
 
     def align(
@@ -173,48 +193,14 @@ class Trunk(TrunkView):
 
         Only the last projection moves, or what `how` names. `tangent` is for models that are judged in the tangent space.
         """
-        how = how or Alignment()
         with self._change(wait) as change:
-            base, last = change.base, change.point.last
+            last = change.point.last
             if last.kind != "add" or len(change.point.weights) < 2:
                 raise TrunkError(
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
-            model, samples = read_task(data, head, str(last.task), base.checkpoint, None, self._compute)
-            predict = (
-                Tangent(model, {n: base.checkpoint.read(n).float() for n in base.merged_infos}) if tangent else model
-            )
-            previous, deployed = self.deployed(last.step - 1), self._store.of(last).model()
-            before = {n: previous.read(n) for n in base.merged_infos}
-            merged = {n: deployed.read(n) for n in base.merged_infos}
-            aligned = align(predict, merged, before, samples, how, self._progress)
-            record = Record(last.step + 1, "align", "", now(), task=last.task)
-            facts = {"data": data, **asdict(how), "tangent": tangent, "before": aligned.before, "after": aligned.after}
-            with Commit.begin(self._store, change.point, base) as commit:
-                standing = change.standing()
-                kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
-                change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
-                commit.keep_rest_of(last)
-                return commit.finish(record, self.rule_today, standing.at, {"align": facts}, self.keep)
-
-    def rollback(self, step: int, *, wait: bool = True) -> Record:
-        """Go back to an earlier step that still has its snapshot; that is a journal record too."""
-        with self._store.writer(wait, self._progress):
-            journal = self._store.journal()
-            target = self.record(step, journal)
-            record = Record(
-                len(journal.records), "rollback", target.result, now(), stream=target.stream, details={"to": step}
-            )
-            if target.files is None:
-                return self._store.commit_record(journal.point(), record, self.keep)
-            if not self._store.has_snapshot(step):
-                kept = [str(r.step) for r in journal.records if r.files is None or self._store.has_snapshot(r.step)]
-                raise TrunkError(
-                    f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
-                )
-            with self._store.stage() as stage, worker_pool(self._threads) as pool:
-                digests = self._store.link_snapshot(target, stage, each=pool.map)
-                return self._store.commit(stage, digests, journal.point(), record, self.keep)
+            work = AlignedStep(data, head, how or Alignment(), tangent, self._compute, self._progress)
+            return work.commit(change, self.deployed(last.step - 1), self.rule_today, self.keep)
 
     @contextlib.contextmanager
     def _change(self, wait: bool) -> Generator[Change]:

@@ -11,6 +11,7 @@ from mergeway.errors import BaseNotFound, MergewayError, OptionError
 from mergeway.trunk.base import KeptBase
 from mergeway.trunk.journal import Journal
 from mergeway.trunk.store import Store
+from mergeway.trunk.tags import FILE, read_tags
 
 
 def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, against: str | None = None) -> list[str]:
@@ -44,7 +45,7 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, again
             found = [str(problem)]
         # A writer may drop an old snapshot while we read it.
         problems += found if directory.exists() else []
-    return problems + _missing(store, journal)
+    return problems + _missing(store, journal) + _tags(store, journal)
 
 
 def base_problems(
@@ -72,3 +73,12 @@ def _missing(store: Store, journal: Journal) -> list[str]:
     if last.files is not None and not store.has_snapshot(last.step) and store.journal().last == last:
         return [f"{store.snapshot(last.step)}: the snapshot of the last step is missing"]
     return []
+
+
+def _tags(store: Store, journal: Journal) -> list[str]:
+    try:
+        tags = read_tags(store.path)
+    except (MergewayError, OSError) as problem:
+        return [str(problem)]
+    lost = {name: step for name, step in tags.items() if not 0 <= step < len(journal.records)}
+    return [f"{store.path / FILE}: tag '{name}' is of step {step}, which there is not" for name, step in lost.items()]

@@ -8,29 +8,30 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from mergeway.calibration.memory import Bounds, CalibrationMemory
+from mergeway.calibration.given import Data, HeadByTask, heads_by_task
+from mergeway.calibration.judge import Score
+from mergeway.calibration.memory import CALIBRATION, HOLDOUT, Bounds, CalibrationMemory
+from mergeway.calibration.trial import Heads, read_trials, scores, tensors_of
 from mergeway.checkpoint import Checkpoint
-from mergeway.checkpoint.adapter import Adapter, write_adapter
-from mergeway.checkpoint.directory import check_apart
-from mergeway.checkpoint.export import write_model
-from mergeway.checkpoint.heads import Head, label_config, read_heads, with_head, write_beside
+from mergeway.checkpoint.heads import read_heads
 from mergeway.checkpoint.source import JsonObject
-from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
-from mergeway.errors import CheckpointError, OptionError, TrunkError
-from mergeway.fold.card import adapter_notes, model_card
+from mergeway.errors import CheckpointError, OptionError, TrunkError, suggest
 from mergeway.fold.prepare import Base
 from mergeway.model.compute import Compute
 from mergeway.rules import Description, Rule, make
-from mergeway.trunk.base import KeptBase, Outline
+from mergeway.trunk.base import KeptBase
 from mergeway.trunk.journal import Folded, Journal, Record
 from mergeway.trunk.record import Places
 from mergeway.trunk.store import Store
+from mergeway.trunk.tags import read_tags
 from mergeway.trunk.verify import base_problems, problems_of
+
+# A step by its number, or by its tag.
+Step = int | str
 
 
 class TrunkView:
@@ -103,12 +104,20 @@ class TrunkView:
             return {**asdict(self.bounds), "kind": None, **nothing, "tasks": []}
         return held.summary(directory)
 
+    def remembered(self) -> CalibrationMemory | None:
+        """The calibration samples themselves, if there are any."""
+        return CalibrationMemory.read(self._store.of(self._store.journal().last).directory(CALIBRATION))
+
+    def held_out(self) -> CalibrationMemory | None:
+        """The samples that are never folded with, to judge by, if there are any."""
+        return CalibrationMemory.read(self._store.of(self._store.journal().last).directory(HOLDOUT), HOLDOUT)
+
     def params(self) -> dict[str, Tensor]:
         """The deployed tensors, as copies that are the caller's to change."""
         deployed = self.deployed()
         return {name: deployed.read(name).clone() for name in deployed.infos}
 
-    def deployed(self, step: int | None = None) -> Checkpoint:
+    def deployed(self, step: Step | None = None) -> Checkpoint:
         """The deployed weights at the last step, or at one whose snapshot is kept."""
         while True:
             record = self._store.journal().last if step is None else self.record(step)
@@ -123,20 +132,53 @@ class TrunkView:
                 if step is not None or record.hash == self._store.journal().last.hash:
                     raise TrunkError(f"{self.path}: the snapshot of step {record.step} is not kept") from None
 
+    def evaluate(
+        self, data: Mapping[str, Data], *, head: HeadByTask = None, step: Step | None = None
+    ) -> dict[str, Score]:
+        """What the deployed model, or that of a `step` that is kept, is worth on the test data of each task.
+
+        Tasks are judged with the heads that the trunk holds, or with those in the files of `head`.
+        """
+        record = self._store.journal().last if step is None else self.record(step)
+        snapshot = self._store.of(record)
+        heads = read_heads(snapshot.directory("heads"))
+        known = Heads(heads_by_task(head, ""), heads, CalibrationMemory.read(snapshot.directory(CALIBRATION)))
+        base = self._open_base()
+        trials = read_trials(data, base.directory, known, self._compute)
+        return scores(trials, tensors_of(self.deployed(record.step)))
+
     def log(self) -> list[Record]:
         """Every journal record, oldest first."""
         return self._store.journal().records
 
-    def record(self, step: int, journal: Journal | None = None) -> Record:
-        """The journal record of one step."""
+    def record(self, step: Step, journal: Journal | None = None) -> Record:
+        """The journal record of one step, by its number or its tag."""
         records = (journal or self._store.journal()).records
-        if not 0 <= step < len(records):
-            raise TrunkError(f"{self.path}: there is no step {step}; the last is {len(records) - 1}")
-        return records[step]
+        number = self.step_of(step)
+        if not 0 <= number < len(records):
+            raise TrunkError(f"{self.path}: there is no step {number}; the last is {len(records) - 1}")
+        return records[number]
 
-    def folded(self, step: int | None = None) -> list[Folded]:
-        """The arrivals that the deployed model holds."""
-        return self._store.journal().folded(step)
+    def tags(self) -> dict[str, int]:
+        """The names of steps."""
+        return read_tags(self.path)
+
+    def step_of(self, step: Step) -> int:
+        """The number of a step that is given by number or by tag."""
+        if isinstance(step, int) or step.lstrip("-").isdecimal():
+            return int(step)
+        tags = self.tags()
+        if step not in tags:
+            raise OptionError(f"{self.path}: '{step}' is neither the number of a step nor a tag; {suggest(step, tags)}")
+        return tags[step]
+
+    def folded(self, step: Step | None = None) -> list[Folded]:
+        """The arrivals that the deployed model holds, or that of a step."""
+        return self._store.journal().folded(None if step is None else self.record(step).step)
+
+    def sizes(self) -> dict[int, int]:
+        """The bytes of every snapshot that is kept; files that steps share count for each of them."""
+        return {step: size_of(self._store.snapshot(step)) for step in self._store.present()}
 
     def places_of(self, step: int) -> list[str]:
         """Where the arrival of a step may lie today: where it was, and where it was as seen from the trunk."""
@@ -155,96 +197,14 @@ class TrunkView:
             problems = problems_of(self._store, pool, self._progress, against)
             return problems + base_problems(self._kept_base, self._store, problems, pool, self._progress)
 
-    def export(
-        self,
-        out: str | Path,
-        *,
-        dtype: torch.dtype | None = None,
-        task: str | None = None,
-        backbone: bool = False,
-        shard_size: int = DEFAULT_SHARD,
-        force: bool = False,
-        command: str | None = None,
-    ) -> Path:
-        """Write the deployed model as a model directory that `transformers` loads.
-
-        Where tasks keep heads for themselves, name the `task` whose head takes its place in the model, or ask for the `backbone`:
-        the model with the base's own head, and all heads of tasks beside it, as `heads/TASK.safetensors`.
-        """
-        check_apart(Path(out), self._kept_base.named_places())
-        heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
-        own = self._head(heads, task, backbone)
-        model = self.deployed()
-        base = self._kept_base.outline(model) or self._open_base()
-        return write_model(
-            Path(out),
-            with_head(model, own) if own else model,
-            base.directory,
-            self._card(base, command),
-            dtype,
-            shard_size,
-            force,
-            self._progress,
-            (lambda stage: label_config(stage, own)) if own else (lambda stage: write_beside(stage, heads)),
-        )
-
-    def export_lora(
-        self,
-        out: str | Path,
-        rank: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        task: str | None = None,
-        backbone: bool = False,
-        force: bool = False,
-        command: str | None = None,
-    ) -> Adapter:
-        """Write the deployed model's distance from the base as a PEFT adapter, and say what each layer kept of it.
-
-        `task` and `backbone` are those of `export`; the head of a task is stored whole, among peft's `modules_to_save`.
-        """
-        check_apart(Path(out), self._kept_base.named_places())
-        heads = read_heads(self._store.of(self._store.journal().last).directory("heads"))
-        own = self._head(heads, task, backbone)
-        base = self._open_base()
-        with worker_pool(self._threads) as pool:
-            return write_adapter(
-                Path(out),
-                self.deployed(),
-                base,
-                rank,
-                lambda adapter: self._card(base, command, "peft", adapter_notes(adapter.kept, adapter.rank, task, own)),
-                dtype,
-                force,
-                pool,
-                self._progress,
-                own.tensors if own else None,
-                lambda stage: write_beside(stage, {} if own else heads),
-            )
-
-    def _card(
-        self, base: Checkpoint | Outline, command: str | None, library: str = "transformers", notes: str = ""
-    ) -> str:
-        rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded()]
-        return model_card(base, self.base_digest, rows, self.described_rule, command, library, notes)
-
-    def _head(self, heads: Mapping[str, Head], task: str | None, backbone: bool) -> Head | None:
-        """The head that an export is to have; without one of a task it would have the base's, which no arrival has trained."""
-        if task is not None and backbone:
-            raise OptionError("--task and --backbone: give one of them")
-        if task is not None and task not in heads:
-            raise TrunkError(
-                f"{self.path}: task '{task}' has no head of its own; those that have one: {', '.join(heads) or 'none'}"
-            )
-        if heads and task is None and not backbone:
-            raise TrunkError(
-                f"{self.path}: each task has a head of its own ({', '.join(heads)}), and the deployed model only the base's; export one task with --task NAME, or the backbone with all heads beside it with --backbone"
-            )
-        return heads[task] if task is not None else None
-
     def _open_base(self) -> Checkpoint:
         with worker_pool(self._threads) as pool:
             return self._base(pool).checkpoint
 
     def _base(self, pool: Executor) -> Base:
         return self._kept_base.find(pool, self._progress, self.heads)
+
+
+def size_of(directory: Path) -> int:
+    """The bytes of the files in a directory."""
+    return sum(p.stat().st_size for p in directory.iterdir() if p.is_file())

@@ -1,0 +1,71 @@
+"""The same arrivals by another rule: a new trunk from the journal of an old one, where the arrivals still exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mergeway.calibration.given import Data, Prepared
+from mergeway.checkpoint import open_checkpoint
+from mergeway.checkpoint.directory import staged_directory
+from mergeway.core.pool import worker_pool
+from mergeway.errors import CheckpointError, MergewayError, TrunkError
+from mergeway.fold.prepare import prepare_arrival, prepare_base
+from mergeway.rules import Rule, make
+from mergeway.trunk.trunk import Trunk
+
+
+def replay(
+    trunk: Trunk,
+    out: str | Path,
+    rule: str | Rule,
+    *,
+    data: Mapping[str, Data] | None = None,
+    head: Mapping[str, str | Path] | None = None,
+    **options: object,
+) -> Trunk:
+    """Fold the arrivals that a trunk holds into a new trunk by another rule, in their order, with their names and weights.
+
+    Every arrival is found and compared with its digest before the first is folded. A rule that needs data gets the samples that
+    the old trunk remembers, or what `data` has of a task. The new trunk appears whole or not at all.
+    """
+    chosen, target = make(rule, options), Path(out)
+    held = trunk.folded()
+    if not held:
+        raise TrunkError(f"{trunk.path}: holds no arrival, so there is nothing to replay")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise TrunkError(f"{target}: exists and is not empty; choose another directory")
+    _check_sources(trunk)
+    memory = trunk.remembered()
+    known = {t.task: Prepared(memory.settings, t) for t in memory.tasks} if memory is not None else {}
+    given: dict[str, Data] = {**known, **(data or {})}
+    try:
+        with staged_directory(target) as stage:
+            made = Trunk.create(
+                stage, trunk.base_ref, chosen, keep=trunk.keep, memory=trunk.bounds, heads=trunk.heads or ""
+            )
+            for arrival in held:
+                needed = given.get(arrival.task) if chosen.needs else None
+                file = (head or {}).get(arrival.task)
+                made.add(arrival.source, arrival.task, arrival.weight, data=needed, head=file, again=True)
+    except CheckpointError as problem:
+        raise TrunkError(str(problem)) from None
+    return Trunk.open(target)
+
+
+def _check_sources(trunk: Trunk) -> None:
+    """Refuse, before any work, where an arrival is gone or is no longer what was folded."""
+    lost: list[str] = []
+    with worker_pool() as pool:
+        base = prepare_base(trunk.deployed(0), pool, heads=trunk.heads)
+        for arrival in trunk.folded():
+            try:
+                checkpoint = open_checkpoint(arrival.source, base.checkpoint)
+                found = prepare_arrival(base, checkpoint, arrival.weight, arrival.task, pool).seen.digest
+            except MergewayError as problem:
+                lost.append(f"'{arrival.task}' cannot be read ({problem})")
+                continue
+            if found != arrival.digest:
+                lost.append(f"'{arrival.task}' at {arrival.source} has changed since step {arrival.step}")
+    if lost:
+        raise TrunkError(f"{trunk.path}: cannot be replayed: {'; '.join(lost)}")
