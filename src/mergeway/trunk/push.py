@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mergeway.checkpoint.mapped import one_line
 from mergeway.errors import OptionError, TrunkError
-from mergeway.trunk.view import TrunkView
+from mergeway.trunk.exports import Exports
 
 # What an earlier model may have left in the repository and this one does not have: other shards, another index.
 _STALE = ["*.safetensors", "*.safetensors.index.json", "heads/*"]
@@ -31,7 +31,7 @@ class Pushed:
 
 
 def push(
-    trunk: TrunkView,
+    trunk: Exports,
     repo: str,
     *,
     task: str | None = None,
