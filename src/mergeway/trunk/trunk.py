@@ -131,8 +131,7 @@ class Trunk(Steps):
         gate = Gate(dict(check or {}), max_drop, dict(at_least or {}))
         with self._change(wait) as change:
             base, point = change.base, change.point
-            checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
-            name = task_name(task, checkpoint, point)
+            name = task_name(task, checkpoint := open_checkpoint(ref, base.checkpoint, allow_pickle), point)
             arrival = prepare_arrival(base, checkpoint, weight, name, change.pool, self._progress)
             refuse_twice(arrival, point, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
@@ -147,8 +146,8 @@ class Trunk(Steps):
                 commit.keep_memory(memory and memory.answered(folded.objective, name, arrival.seen.digest))
                 commit.keep_memory(held, HOLDOUT)
                 judged = gate.judge(trials, change, commit.staged, arrival, self._progress)
-                note = {"message": message} if message else {}
-                details = {**folded.details, **asked_about(folded.objective, name), **judged, **note}
+                details = {**folded.details, **asked_about(folded.objective, name), **judged}
+                details |= {"message": message} if message else {}
                 record, keep = record_of(self._store, point, "add", arrival), 0 if dry_run else self.keep
                 return commit.finish(record, self.rule_today, folded.at, details, keep)
 
