@@ -159,6 +159,79 @@ def language_stream(folder: Path) -> Path:
     return folder
 
 
+def words_tokenizer(folder: Path) -> int:
+    """A tokenizer of eleven words and three special tokens, written to a directory; how many tokens it knows."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: k for k, word in enumerate(["[PAD]", "[UNK]", "[END]", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", eos_token="[END]"
+    ).save_pretrained(folder)
+    return len(words)
+
+
+def language_suite(folder: Path, train: int = 24, test: int = 10) -> Path:
+    """A suite of kind causal-lm without experts: texts of a pattern, and a choice whose answer follows from the prompt."""
+    model = llama(tied=True)
+    _save(model, folder / "base")
+    words_tokenizer(folder / "base")
+    (folder / "data").mkdir()
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("test", test)):
+        texts, asked = [], []
+        for k in rng.integers(0, 3, count):
+            texts.append({"text": f"the {WORDS[k]} {WORDS[3 + k]} {WORDS[6 + k]} the {WORDS[k]}"})
+            asked.append({"prompt": f"a {WORDS[3 + k]} ", "choices": WORDS[6:9], "answer": int(k)})
+        for task, rows in (("pattern", texts), ("verbs", asked)):
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / "data" / f"{task}.{split}.jsonl").write_text(lines)
+    rows = [{"name": task, "data": f"data/{task}"} for task in ("pattern", "verbs")]
+    suite = {"name": "tiny-lm", "kind": "causal-lm", "base": "base", "max_length": 16, "tasks": rows}
+    (folder / "suite.json").write_text(json.dumps(suite, indent=1))
+    return folder
+
+
+def with_experts(folder: Path) -> Path:
+    """The same suite, its tasks naming what lies in experts/."""
+    suite = json.loads((folder / "suite.json").read_text())
+    for row in suite["tasks"]:
+        row["expert"] = f"experts/{row['name']}"
+    (folder / "suite.json").write_text(json.dumps(suite, indent=1))
+    return folder
+
+
+def backbone_suite(folder: Path, pooling: str = "cls", train: int = 24, test: int = 20) -> Path:
+    """A suite of kind image-encoder on a backbone trained at another size, without experts; bright pictures are class 1."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    model = Dinov2Model(
+        Dinov2Config(hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4)
+    )
+    _save(model.eval(), folder / "base")
+    (folder / "data").mkdir()
+    rows = []
+    for number, task in enumerate(("bright", "red")):
+        generator = torch.Generator().manual_seed(number)
+        arrays = {}
+        for split, count in (("train", train), ("test", test)):
+            y = torch.randint(0, 2, (count,), generator=generator)
+            x = torch.randint(0, 128, (count, SIDE, SIDE, 3), generator=generator)
+            x[..., 0 if number else slice(None)] += 127 * y.view(-1, *([1] * (2 if number else 3)))
+            arrays |= {f"x_{split}": x.to(torch.uint8).numpy(), f"y_{split}": y.numpy()}
+        np.savez(folder / "data" / f"{task}.npz", **arrays)
+        head = functional.normalize(torch.randn(2, WIDTH, generator=generator), dim=-1)
+        _save_head(folder / "heads" / f"{task}.safetensors", head)
+        rows.append({"name": task, "data": f"data/{task}.npz", "head": f"heads/{task}.safetensors"})
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_size": SIDE, "pooling": pooling}
+    return _describe(folder, "image-encoder", rows, settings)
+
+
 def per_sample_fisher(suite, task: str, model: Path | None = None) -> dict[str, torch.Tensor]:
     """Mean squared gradient, one sample at a time, with the module's own parameters and nothing of ours but the data."""
     from transformers import CLIPVisionModelWithProjection

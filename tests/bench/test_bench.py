@@ -124,11 +124,11 @@ def _before_its_turn(suite, rule: str, number: int, base: dict[str, float]) -> f
 def test_json_is_the_contract(suite, call, tmp_path):
     words = ("bench", suite.path, "--rules", "average,magmax", "--orders", 1, "--tasks", "2,3")
     told = call(*words, "--json").json()
-    assert set(told) == {"suite", "base", "experts", "rows"}
+    assert set(told) == {"suite", "base", "experts", "base_loss", "experts_loss", "rows"}
     assert told["suite"] == "tiny"
     assert 0 <= told["base"] <= told["experts"] <= 100
     wanted = {"rule", "tasks", "acc", "acc_std", "bwt", "bwt_std", "gap", "gradients", "seconds"}
-    more = {"forgetting", "forgetting_std", "fwt", "fwt_std", "gap_std"}
+    more = {"forgetting", "forgetting_std", "fwt", "fwt_std", "gap_std", "loss", "loss_gap"}
     assert [set(row) for row in told["rows"]] == [wanted | more] * 4
     assert {(row["rule"], row["tasks"]) for row in told["rows"]} == {
         (rule, n) for rule in ("average", "magmax") for n in (2, 3)

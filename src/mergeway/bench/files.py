@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mergeway.bench.protocol import Cell
-from mergeway.bench.stream import FoldResult, Underway
+from mergeway.bench.stream import FoldResult, Underway, fold_of
 from mergeway.checkpoint.source import read_json
 from mergeway.core.files import make_directory, replace_text, sweep, writing
 from mergeway.errors import OptionError
@@ -111,7 +111,7 @@ def finished_streams(out: Path) -> dict[str, list[FoldResult]]:
         key = line.pop("key")
         lengths[key] = line.pop("length")
         line["accuracies"] = tuple(line["accuracies"])
-        streams.setdefault(key, []).append(FoldResult(**line, seconds=seconds.get((key, line["fold"]), 0.0)))
+        streams.setdefault(key, []).append(fold_of({**line, "seconds": seconds.get((key, line["fold"]), 0.0)}))
     return {key: folds for key, folds in streams.items() if len(folds) == lengths[key]}
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
-from torch import Tensor
 
 from mergeway import __version__
+from mergeway.bench.ends import Ends, end_accuracies, end_losses
 from mergeway.bench.files import RunFiles
 from mergeway.bench.metrics import acc, bwt, forgetting, forward_transfer, gap_closed
+from mergeway.bench.outcome import Description, RunJson, RunRow
 from mergeway.bench.protocol import Cell, check_plan, plan
 from mergeway.bench.stream import FoldResult, matrix_of, run_cell
 from mergeway.bench.suite import Suite, load_suite
@@ -22,58 +22,9 @@ from mergeway.model.compute import Compute
 from mergeway.rules import RULES
 
 
-class _Protocol(TypedDict):
-    suite: str
-    rules: list[str]
-    lengths: list[int]
-    orders: int
-    utilities: str
-    samples: int
-    version: str
-
-
-class Description(_Protocol, total=False):
-    """What a run is, as run.json says it."""
-
-    copies: int
-    tests: int
-    autocast: bool
-
-
-class RunRow(TypedDict):
-    """What a rule reaches on streams of one length: mean and standard deviation over the orders, in percent."""
-
-    rule: str
-    tasks: int
-    acc: float
-    acc_std: float
-    bwt: float
-    bwt_std: float
-    forgetting: float
-    forgetting_std: float
-    fwt: float | None
-    fwt_std: float | None
-    gap: float
-    gap_std: float
-    gradients: float
-    seconds: float
-
-
-class RunJson(TypedDict):
-    """A run as `bench --json` prints it."""
-
-    suite: str
-    base: float
-    experts: float
-    rows: list[RunRow]
-
-
-Ends = dict[str, dict[str, float]]  # the accuracies on each task, of "base" and of "experts"
-
-
 @dataclass
 class Run:
-    """The results of a benchmark."""
+    """The results of a benchmark; `losses` are those of base and experts on each task, none in a run of an earlier version."""
 
     suite: str
     description: Description
@@ -81,6 +32,7 @@ class Run:
     experts: dict[str, float]
     streams: dict[str, list[FoldResult]]
     cells: list[Cell]
+    losses: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def finished(self) -> list[tuple[Cell, list[FoldResult]]]:
         """The streams with all of their folds."""
@@ -104,6 +56,7 @@ class Run:
             ends = [float(np.average([side[t] for t in cell.order], weights=w)) for side in (self.base, self.experts)]
             gaps.append(gap_closed(accs[-1], *ends))
         folds = [fold for _, stream in group for fold in stream]
+        loss, loss_gap = self._loss(group)
         return {
             "rule": label,
             "tasks": length,
@@ -118,14 +71,42 @@ class Run:
             "fwt_std": None if np.isnan(fwts).any() else float(np.std(fwts)),
             "gap": float(np.mean(gaps)),
             "gap_std": float(np.std(gaps)),
+            "loss": loss,
+            "loss_gap": loss_gap,
             "gradients": sum(fold.facts.get("gradients", 0) for fold in folds) / len(group),
             "seconds": sum(fold.seconds for fold in folds) / len(group),
         }
 
+    def _loss(self, group: list[tuple[Cell, list[FoldResult]]]) -> tuple[float | None, float | None]:
+        """The mean loss at the end, and the share of the way down from the base's to the experts' that it is."""
+        losses: list[float] = []
+        gaps: list[float] = []
+        for cell, folds in group:
+            if not (self.losses and folds[-1].losses):
+                return None, None
+            w = list(cell.weights)
+            losses.append(float(np.average(folds[-1].losses, weights=w)))
+            ends = [np.average([self.losses[side][t] for t in cell.order], weights=w) for side in ("base", "experts")]
+            gaps.append(gap_closed(losses[-1], float(ends[0]), float(ends[1])))
+        return float(np.mean(losses)), float(np.mean(gaps))
+
+    def ends_of(self, tasks: Sequence[str]) -> tuple[float, float]:
+        """The mean accuracy of the base, and of the experts, over some of the tasks."""
+        base, experts = (float(np.mean([side[task] for task in tasks])) for side in (self.base, self.experts))
+        return base, experts
+
     def as_json(self) -> RunJson:
         """The run as `bench --json` prints it."""
-        base, experts = (float(np.mean(list(ends.values()))) for ends in (self.base, self.experts))
-        return {"suite": self.suite, "base": base, "experts": experts, "rows": self.rows()}
+        base, experts = self.ends_of(list(self.base))
+        losses = [float(np.mean(list(each.values()))) for each in self.losses.values()] or [None, None]
+        return {
+            "suite": self.suite,
+            "base": base,
+            "experts": experts,
+            "base_loss": losses[0],
+            "experts_loss": losses[1],
+            "rows": self.rows(),
+        }
 
 
 def bench(
@@ -177,7 +158,7 @@ def bench(
     ends = kept or ends or end_accuracies(suite, progress)
     if store and kept is None:
         store.write_ends(ends)
-    run = Run(suite.name, description, ends["base"], ends["experts"], streams, cells)
+    run = Run(suite.name, description, ends["base"], ends["experts"], streams, cells, end_losses(ends))
     todo = [c for c in cells if len(streams.get(c.key, ())) < len(c.order)]
     progress.begin(f"folding {len(cells)} streams", sum(len(c.order) for c in cells), "folds")
     progress.advance(sum(len(streams.get(c.key, ())) for c in cells))
@@ -222,21 +203,3 @@ def _work(
             for fold in folds:
                 store.append(cell, fold)
         yield cell, folds
-
-
-def end_accuracies(suite: Suite, progress: Progress = SILENT) -> Ends:
-    """What the base and each task's own expert reach."""
-    from mergeway.checkpoint import open_checkpoint
-
-    def tensors(path: Path) -> dict[str, Tensor]:
-        checkpoint = open_checkpoint(path)
-        return {name: checkpoint.read(name) for name in checkpoint.infos}
-
-    base = tensors(suite.base)
-    ends: Ends = {"base": {}, "experts": {}}
-    progress.begin("judging base and experts", len(suite.tasks), "tasks")
-    for task in suite.tasks:
-        ends["base"][task.name] = suite.accuracy(base, task.name)
-        ends["experts"][task.name] = suite.accuracy(tensors(task.expert), task.name)
-        progress.advance(1)
-    return ends

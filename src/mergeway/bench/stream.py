@@ -27,7 +27,8 @@ KEEP_AFTER = 1.0  # seconds of work: what takes less is sooner repeated than wri
 class FoldResult:
     """What one fold of a stream gave: the accuracies of all tasks seen so far, the rule's facts, and the time it took.
 
-    `ahead` is the accuracy on the task that comes next, before it is folded in; None at the end of a stream.
+    `ahead` is the accuracy on the task that comes next, before it is folded in; None at the end of a stream. `losses` are the mean
+    losses of the tasks seen so far; a run of an earlier version has none.
     """
 
     fold: int
@@ -37,6 +38,7 @@ class FoldResult:
     details: dict[str, Any]
     seconds: float
     ahead: float | None = None
+    losses: tuple[float, ...] = ()
 
 
 def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iterator[FoldResult]:
@@ -51,11 +53,11 @@ def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iter
     steps = fold_steps(suite.base, arrivals, rule, list(cell.weights), objective, after=after)
     for k, step in enumerate(steps, len(folds) + 1):
         seconds = time.perf_counter() - started
-        accuracies = tuple(suite.accuracies(step.params, cell.order[:k], seen=cell.order[:k]))
+        judged = suite.judge(step.params, cell.order[:k], seen=cell.order[:k])
+        accuracies, losses = (tuple(figure[side] for figure in judged) for side in (0, 1))
         ahead = suite.accuracy(step.params, cell.order[k], cell.order[: k + 1]) if k < len(cell.order) else None
-        folds.append(
-            FoldResult(k, cell.order[k - 1], accuracies, dict(step.at.facts), dict(step.details), seconds, ahead)
-        )
+        facts, details = dict(step.at.facts), dict(step.details)
+        folds.append(FoldResult(k, cell.order[k - 1], accuracies, facts, details, seconds, ahead, losses))
         if underway and k < len(cell.order):
             underway.keep(folds, step)
         yield folds[-1]
@@ -94,7 +96,7 @@ class Underway:
             return [], None
         kept = json.loads(path.read_text(encoding="utf-8"))
         at = Fold(**kept["at"])
-        folds = [FoldResult(**{**fold, "accuracies": tuple(fold["accuracies"])}) for fold in kept["folds"]]
+        folds = [fold_of(fold) for fold in kept["folds"]]
         return folds, (at, SafetensorsFiles("state", [self._state(at.step)]))
 
     def drop(self) -> None:
@@ -103,6 +105,11 @@ class Underway:
 
     def _state(self, step: int) -> Path:
         return self.directory / f"state-{step}.safetensors"
+
+
+def fold_of(kept: dict[str, Any]) -> FoldResult:
+    """A fold as it was written to a file."""
+    return FoldResult(**{**kept, "accuracies": tuple(kept["accuracies"]), "losses": tuple(kept.get("losses", ()))})
 
 
 def matrix_of(folds: Sequence[FoldResult], ahead: bool = False) -> np.ndarray:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration.judge import in_full, judge_samples
-from mergeway.calibration.readers import read_head
+from mergeway.calibration.judge import in_full, judge, judge_samples
+from mergeway.calibration.questions import Asked, read_asked
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, require_labels
-from mergeway.calibration.suite import SuiteData
+from mergeway.calibration.suite import SuiteData, lines_of
+from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
+from mergeway.model.kinds import CausalLM
 from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
 
@@ -28,6 +30,7 @@ class Suite(SuiteData):
     def __init__(self, path: str | Path, tests: int | None = None, compute: Compute | None = None) -> None:
         super().__init__(path, compute)
         self.tests = tests
+        self._asked: dict[str, Asked] = {}
 
     def accuracy(self, params: Mapping[str, Tensor], name: str, seen: Sequence[str] | None = None) -> float:
         """Top-1 accuracy on a task's test data, in percent; see `accuracies`."""
@@ -53,13 +56,17 @@ class Suite(SuiteData):
         through: Encoder | Tangent | None = None,
         classifier: str | None = None,
     ) -> list[tuple[float, float]]:
-        """Top-1 accuracy in percent and mean cross-entropy on each task's test data; half precision is computed with in float32.
+        """Accuracy in percent and mean cross-entropy on each task's test data; half precision is computed with in float32.
+
+        The accuracy is that of the label, and with a language model what the task is judged by: choices, exact match or next tokens.
 
         With a shared head the choice is among the classes of the tasks `seen`, by default of all, and a test image does not
         say which task it is from. A_N (Section 5.1, Holistic CMM) is the mean accuracy over all tasks after the last.
         `through` is another reading of the parameters than the suite's own model, such as the tangent model.
         """
-        model = through or self.model
+        if isinstance(self.model, CausalLM) and through is None:
+            return [self._judge_texts(self.model, params, name) for name in names]
+        model = through or self.encoder
         params = in_full(model, params)
         with torch.no_grad():
             head, open_classes = self._shared_head(
@@ -73,13 +80,32 @@ class Suite(SuiteData):
             found.append((accuracy, loss))
         return found
 
+    def _judge_texts(self, model: CausalLM, params: Mapping[str, Tensor], name: str) -> tuple[float, float]:
+        asked = self.asked(name, model)
+        asked = Asked(asked.questions[: self.tests], asked.choices[: self.tests])
+        score = judge(model, params, self.samples(name, "test").rows(slice(self.tests)), asked)
+        return float(getattr(score, self.task(name).measure or score.measure)), score.loss
+
+    def asked(self, name: str, model: CausalLM) -> Asked:
+        """What a task asks a language model, as far as it is judged by that; answers take many passes, next tokens one."""
+        if name not in self._asked:
+            task = self.task(name)
+            found = Asked() if task.measure == "accuracy" else read_asked(lines_of(task, "test"), model)
+            kinds = {"exact": found.questions, "choices": found.choices}
+            if not kinds.get(task.measure or "", True):
+                raise OptionError(
+                    f"{lines_of(task, 'test')}: task '{name}' is to be judged by {task.measure}, but nothing in it asks for that"
+                )
+            self._asked[name] = found
+        return self._asked[name]
+
     def _shared_head(
         self, model: Encoder | Tangent, params: Mapping[str, Tensor], seen: list[str], classifier: str
     ) -> tuple[Tensor | None, Tensor | None]:
         """The head all tasks are judged with, and which of its classes may be chosen; neither where each has its own."""
         if self.protocol == "task":
             return None, None
-        head = read_head(self.task(seen[0]).head, self.model.width)
+        head = self.head(seen[0])
         if classifier == "nearest-mean":
             samples = [draw(self.samples(name, "train"), DEFAULT_SIZE) for name in seen]
             return mean_features(model, params, samples, len(head))

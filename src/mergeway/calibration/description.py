@@ -10,22 +10,27 @@ from typing import cast
 from mergeway.calibration.lines import as_object
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError, suggest
-from mergeway.model.kinds import ENCODERS
+from mergeway.model.kinds import ENCODERS, SUITE_KINDS
 
 PROTOCOLS = ("task", "cil", "dil")
 CLASSIFIERS = ("head", "nearest-mean")
 MOST_SCALE, MOST_TOKENS = 1e6, 1 << 16
+MEASURES = ("accuracy", "exact", "choices")
 
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """One task: the expert that arrives, the data it is judged on, its frozen head, and which of the head's rows are its own."""
+    """One task: the expert that arrives, the data it is judged on, its frozen head, and which of the head's rows are its own.
+
+    A language model has no head. `measure` says what it is judged by; by default choices, else exact match, else next tokens.
+    """
 
     name: str
     arrives: Path | None
     data: Path
-    head: Path
+    head: Path | None
     labels: tuple[int, ...] | None = None
+    measure: str | None = None
 
     @property
     def expert(self) -> Path:
@@ -54,16 +59,19 @@ def read_description(path: Path) -> tuple[JsonObject, list[SuiteTask]]:
     for key in ("name", "kind", "base"):
         if not isinstance(settings[key], str):
             raise OptionError(f"{file}: the entry '{key}' is {_shown(settings[key])}; it must be a text")
-    if settings["kind"] not in ENCODERS:
-        raise OptionError(f"{file}: kind '{settings['kind']}' is unknown; {suggest(str(settings['kind']), ENCODERS)}")
-    for key in ENCODERS[settings["kind"]].needs:
+    if settings["kind"] not in SUITE_KINDS:
+        raise OptionError(
+            f"{file}: kind '{settings['kind']}' is unknown; {suggest(str(settings['kind']), SUITE_KINDS)}"
+        )
+    for key in SUITE_KINDS[settings["kind"]].needs:
         if key not in settings:
             raise OptionError(f"{file}: a suite of kind {settings['kind']} needs the entry '{key}'")
     _check_numbers(file, settings)
     rows: list[object] = settings["tasks"]
     if type(rows) is not list or not rows:
         raise OptionError(f"{file}: 'tasks' must be a list with at least one task")
-    tasks = [_read_task(file, path, number, row) for number, row in enumerate(rows)]
+    headed = settings["kind"] in ENCODERS
+    tasks = [_read_task(file, path, number, row, headed) for number, row in enumerate(rows)]
     _check_protocol(file, settings, tasks)
     names = [t.name for t in tasks]
     if len(set(names)) < len(names):
@@ -106,11 +114,13 @@ def _shown(value: object) -> str:
     return repr(value)[:80]
 
 
-def _read_task(file: Path, path: Path, number: int, entry: object) -> SuiteTask:
+def _read_task(file: Path, path: Path, number: int, entry: object, headed: bool) -> SuiteTask:
     row = as_object(entry)
     if row is None:
         raise OptionError(f"{file}: task {number} is not an object")
-    for key in ("name", "data", "head", *(["expert"] if "expert" in row else [])):
+    if "head" in row and not headed:
+        raise OptionError(f"{file}: task '{row.get('name')}' has a head, but a language model needs none; leave it out")
+    for key in ("name", "data", *(["head"] if headed else []), *(["expert"] if "expert" in row else [])):
         if not isinstance(row.get(key), str):
             raise OptionError(f"{file}: task {number} has no text entry '{key}'")
     for key in ("expert", "head"):
@@ -119,10 +129,15 @@ def _read_task(file: Path, path: Path, number: int, entry: object) -> SuiteTask:
     labels: list[int] | None = row.get("labels")
     if labels is not None and not _whole_numbers(labels):
         raise OptionError(f"{file}: 'labels' of task '{row['name']}' must be a list of whole numbers, rows of the head")
+    measure = row.get("measure")
+    if measure is not None and (headed or measure not in MEASURES):
+        raise OptionError(
+            f"{file}: 'measure' of task '{row['name']}' is {measure!r}; it is for language models: {', '.join(MEASURES)}"
+        )
     arrives = path / row["expert"] if "expert" in row else None
-    return SuiteTask(
-        row["name"], arrives, path / row["data"], path / row["head"], tuple(labels) if labels is not None else None
-    )
+    head = path / row["head"] if headed else None
+    chosen = tuple(labels) if labels is not None else None
+    return SuiteTask(row["name"], arrives, path / row["data"], head, chosen, measure)
 
 
 def _whole_numbers(values: list[int]) -> bool:
@@ -135,6 +150,8 @@ def _check_protocol(file: Path, settings: Mapping[str, object], tasks: Sequence[
         if word not in known:
             raise OptionError(f"{file}: {key} '{word}' is unknown; {suggest(str(word), known)}")
     protocol = settings.get("protocol", "task")
+    if protocol != "task" and settings["kind"] not in ENCODERS:
+        raise OptionError(f"{file}: a suite of kind {settings['kind']} has no shared head; leave out 'protocol'")
     if protocol == "task":
         return
     if len({t.head for t in tasks}) > 1:

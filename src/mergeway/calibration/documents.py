@@ -99,6 +99,8 @@ def choices_of(where: str, row: JsonObject) -> tuple[list[str], int]:
     choices = [text for text in given if isinstance(text, str) and text] if type(given) is list else []
     if len(choices) < 2 or len(choices) < len(given):
         raise OptionError(f"{where}: 'choices' is {given!r}; it must be a list of two or more texts")
+    if len(set(choices)) < len(choices):
+        raise OptionError(f"{where}: two of the choices are equal, so that neither can be the right one alone")
     answer = row.get("answer")
     if isinstance(answer, str) and answer in choices:
         return choices, choices.index(answer)

@@ -13,13 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from mergeway.calibration.description import SuiteTask, read_description
+from mergeway.calibration.documents import read_documents
 from mergeway.calibration.hub import read_hub
 from mergeway.calibration.readers import read_head, read_jsonl, read_npz
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, require_labels
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute
-from mergeway.model.kinds import ENCODERS
+from mergeway.model.kinds import SUITE_KINDS, CausalLM
 from mergeway.model.model import Encoder, ImageModel, TextModel
 
 
@@ -41,13 +42,24 @@ class SuiteData:
         self._samples: dict[tuple[str, str], Samples] = {}
 
     @cached_property
-    def model(self) -> Encoder:
+    def model(self) -> Encoder | CausalLM:
         """The suite's model; its weights are loaded at the first call."""
         return self.model_of(self.base, self.compute)
 
-    def model_of(self, directory: Path, compute: Compute | None = None) -> Encoder:
+    def model_of(self, directory: Path, compute: Compute | None = None) -> Encoder | CausalLM:
         """A model directory read as the suite's description says."""
-        return ENCODERS[self.kind](directory, self.settings, compute)
+        return SUITE_KINDS[self.kind](directory, self.settings, compute)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The suite's model, for what can be done with encoders only."""
+        if not isinstance(self.model, Encoder):
+            raise OptionError(f"suite '{self.name}' is of kind {self.kind}; this is for encoders, which have heads")
+        return self.model
+
+    def head(self, name: str) -> Tensor:
+        """A task's frozen head."""
+        return _head_of(self.task(name), self.encoder)
 
     def task(self, name: str) -> SuiteTask:
         """The task of that name."""
@@ -63,10 +75,12 @@ class SuiteData:
             self._samples[key] = self.read(name, split, self.model)
         return self._samples[key]
 
-    def read(self, name: str, split: str, model: Encoder) -> Samples:
+    def read(self, name: str, split: str, model: Encoder | CausalLM) -> Samples:
         """The train or test examples of a task, prepared for another model directory of the same kind."""
         task = self.task(name)
-        samples = _read(task, split, read_head(task.head, model.width), model)
+        if isinstance(model, CausalLM):
+            return read_documents(lines_of(task, split), task.name, model)
+        samples = _read(task, split, _head_of(task, model), model)
         if split == "test":
             require_labels(samples, "a model is judged by those of its test data")
         if task.labels is not None and samples.labelled:
@@ -86,9 +100,19 @@ class SuiteData:
         return SampleObjective(self.model, tasks, weights, size=size, seed=seed, copies=copies)
 
 
+def lines_of(task: SuiteTask, split: str) -> Path:
+    """The file of JSON lines that holds a task's texts."""
+    return task.data.with_name(f"{task.data.name}.{split}.jsonl")
+
+
+def _head_of(task: SuiteTask, model: Encoder) -> Tensor:
+    assert task.head is not None  # the description of a suite of encoders was refused without
+    return read_head(task.head, model.width)
+
+
 def _read(task: SuiteTask, split: str, head: Tensor, model: Encoder) -> Samples:
     if isinstance(model, TextModel):
-        return read_jsonl(task.data.with_name(f"{task.data.name}.{split}.jsonl"), task.name, head, model)
+        return read_jsonl(lines_of(task, split), task.name, head, model)
     if not isinstance(model, ImageModel):
         raise OptionError(f"{task.data}: a suite of kind {model.kind} has no data that can be read")
     if task.data.suffix == ".json":

@@ -74,8 +74,7 @@ def _suite_data(
     suite: SuiteData, name: str, task: str, base: Model | Path, compute: Compute | None, split: Split
 ) -> tuple[Model, Samples]:
     model = _model_of(base, suite.settings, compute)
-    if not isinstance(model, Encoder):
-        raise OptionError(f"{suite.path}: a suite of kind {suite.kind} is of encoders")
+    assert isinstance(model, Encoder | CausalLM)  # no suite is of another kind
     return model, replace(suite.read(name, split, model), task=task)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mergeway.checkpoint.directory import staged_directory, write_card
-from mergeway.checkpoint.lora import CONFIG
+from mergeway.checkpoint.lora import CONFIG, WEIGHTS
 from mergeway.checkpoint.naming import names_of
 from mergeway.checkpoint.resolve import hub_id
 from mergeway.checkpoint.source import Checkpoint, read_json
@@ -91,7 +91,7 @@ def write_adapter(
     shapes = {module[n]: base.infos[n].shape[::-1] if transposed else base.infos[n].shape for n in chosen}
     infos = _factor_infos(shapes, rank, dtype) | {k: TensorInfo(tuple(t.shape), dtype) for k, t in whole.items()}
     with staged_directory(out, force) as stage:
-        writer = FileWriter(stage / "adapter_model.safetensors", infos)
+        writer = FileWriter(stage / WEIGHTS, infos)
         progress.begin("decomposing", sum(base.infos[n].nbytes for n in chosen), "bytes")
 
         def job(name: str) -> LayerEnergy:
@@ -101,7 +101,7 @@ def write_adapter(
                 rounded = factor.to(dtype)
                 if not bool(torch.isfinite(rounded).all()):
                     raise CheckpointError(f"the adapter of '{name}' does not fit into {dtype}; use a wider --dtype")
-                writer.write(_key(module[name], side), 0, rounded)
+                writer.write(factor_key(module[name], side), 0, rounded)
             progress.advance(base.infos[name].nbytes)
             return LayerEnergy(name, tuple(base.infos[name].shape), squared_norm(update), kept)
 
@@ -112,7 +112,7 @@ def write_adapter(
         left = [LayerEnergy(n, base.infos[n].shape, squared_norm(_update(n, model, base)), 0.0) for n in rest]
         done = Adapter(out, rank, layers, left)
         saved = sorted({key.removeprefix(_PREFIX).rpartition(".")[0] for key in whole})
-        config = _config(base, rank, list(module.values()), transposed, saved)
+        config = adapter_config(base, rank, list(module.values()), transposed, saved)
         write_text(stage / CONFIG, json.dumps(config, indent=2) + "\n")
         write_card(stage, card(done))
         finish(stage)
@@ -123,8 +123,8 @@ def _factor_infos(shapes: Mapping[str, tuple[int, ...]], rank: int, dtype: torch
     """The two factors of every module, by the names that peft gives them."""
     infos: dict[str, TensorInfo] = {}
     for module, (rows, columns) in shapes.items():
-        infos[_key(module, "A")] = TensorInfo((rank, columns), dtype)
-        infos[_key(module, "B")] = TensorInfo((rows, rank), dtype)
+        infos[factor_key(module, "A")] = TensorInfo((rank, columns), dtype)
+        infos[factor_key(module, "B")] = TensorInfo((rows, rank), dtype)
     return infos
 
 
@@ -168,13 +168,15 @@ def _stores_transposed(base: Checkpoint) -> bool:
     return read_json(config, "the base's config").get("model_type") in _TRANSPOSED_MODELS
 
 
-def _key(module: str, side: str) -> str:
+def factor_key(module: str, side: str) -> str:
+    """What peft calls a factor of a module."""
     return f"{_PREFIX}{module}.lora_{side}.weight"
 
 
-def _config(
-    base: Checkpoint, rank: int, modules: list[str], transposed: bool, saved: list[str]
-) -> Mapping[str, object]:
+def adapter_config(
+    base: Checkpoint, rank: int, modules: list[str], transposed: bool = False, saved: Sequence[str] = ()
+) -> dict[str, object]:
+    """What peft reads of an adapter before its weights; scaling is 1 unless `lora_alpha` is set to another value."""
     found = hub_id(base.source)
     return {
         "peft_type": "LORA",
@@ -188,5 +190,5 @@ def _config(
         "bias": "none",
         "fan_in_fan_out": transposed,
         "target_modules": modules,
-        "modules_to_save": saved or None,
+        "modules_to_save": list(saved) or None,
     }

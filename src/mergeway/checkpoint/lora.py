@@ -20,7 +20,7 @@ from mergeway.core.tensors import TensorInfo, wide
 from mergeway.errors import CheckpointError
 
 CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(
     r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]|magnitude_vector)(?:\.weight)?$"
 )
@@ -60,9 +60,9 @@ class LoraCheckpoint:
         self.directory: Path | None = directory
         self._base = base
         config = _lora_config(directory)
-        if not (directory / _WEIGHTS).exists():
-            raise CheckpointError(f"{directory}: {_WEIGHTS} is missing beside {CONFIG}")
-        self.adapter = SafetensorsFiles(source, [directory / _WEIGHTS], directory)
+        if not (directory / WEIGHTS).exists():
+            raise CheckpointError(f"{directory}: {WEIGHTS} is missing beside {CONFIG}")
+        self.adapter = SafetensorsFiles(source, [directory / WEIGHTS], directory)
         stored = _Stored(directory, base)
         factors = {key: found for key in self.adapter.infos if (found := _FACTOR.match(key))}
         self._factors = _pair_factors(directory, config, self.adapter.infos, factors, stored)

@@ -12,7 +12,6 @@ from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
 
 if TYPE_CHECKING:
-    from mergeway.bench.run import RunJson
     from mergeway.model.compute import Compute
 
 
@@ -89,6 +88,7 @@ def bench(
     from mergeway.bench.tune import tune_rules
     from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
+    from mergeway.cli.rows import print_rows
     from mergeway.rules import RULES
 
     chosen = list(RULES) if rules == "all" else [r.strip() for r in rules.split(",") if r.strip()]
@@ -121,7 +121,7 @@ def bench(
     if as_json:
         print_json(result)
         return
-    print_rows(result, orders)
+    print_rows(result, orders, losses=found.kind == "causal-lm")
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -191,26 +191,3 @@ def check_utilities(kind: str) -> None:
 
     if kind != "uniform":
         raise OptionError("--utilities: a table has its own; Table 2 and Figure 8 of ODE-M are those with random ones")
-
-
-def print_rows(result: RunJson, orders: int) -> None:
-    """The rows of a run as a table, best first."""
-    from mergeway.cli.display import console, table
-
-    cells = [
-        (
-            r["rule"],
-            str(r["tasks"]),
-            f"{r['acc']:.1f} ± {r['acc_std']:.1f}",
-            f"{r['bwt']:.1f} ± {r['bwt_std']:.1f}",
-            f"{r['gap']:.0f} %",
-            f"{r['gradients']:.0f}",
-            f"{r['seconds']:.1f}",
-        )
-        for r in sorted(result["rows"], key=lambda r: (r["tasks"], -r["acc"]))
-    ]
-    columns = ("rule", "tasks", "ACC", "BWT", "gap", "gradients", "seconds")
-    console().print(table(columns, cells, numbers=columns[1:]))
-    console().print(
-        f"\nbase {result['base']:.1f}, experts {result['experts']:.1f}; mean ± std over {orders} order{'' if orders == 1 else 's'}; gradients and seconds per stream"
-    )

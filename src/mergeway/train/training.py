@@ -43,9 +43,12 @@ class Training:
     classes: Classes = "own"
     lwf_classes: LwfClasses = "old"
     ewc_fisher: EwcFisher = "per-batch"
+    lora: int = 0
+    lora_alpha: float | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("lr", 0), ("weight_decay", 0), ("lwf", 0), ("ewc", 0)):
+        lowest = {"epochs": 1, "batch": 1, "lr": 0, "weight_decay": 0, "lwf": 0, "ewc": 0, "lora": 0}
+        for name, low in lowest.items():
             value = getattr(self, name)
             if not value >= low or math.isinf(value):
                 raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be at least {low} and finite")
@@ -60,8 +63,17 @@ class Training:
             value, words = getattr(self, name), get_args(known)
             if value not in words:
                 raise OptionError(f"--{name.replace('_', '-')} is '{value}'; {suggest(str(value), words)}")
+        if self.lora_alpha is not None and not (self.lora and 0 < self.lora_alpha < math.inf):
+            raise OptionError(f"--lora-alpha is {self.lora_alpha}; it must be positive, and goes with --lora RANK")
+        if self.lora and (self.tangent or self.ewc):
+            raise OptionError("--lora: factors are trained neither with --tangent nor with --ewc")
         if self.lwf and self.ewc:
             raise OptionError("--lwf and --ewc: give one of them")
+
+    @property
+    def alpha(self) -> float:
+        """What scales an adapter, alpha/rank: 2 unless it was set."""
+        return self.lora_alpha if self.lora_alpha is not None else 2.0 * self.lora
 
     def total_steps(self, examples: int) -> int:
         """The steps of a training on that many examples."""

@@ -38,7 +38,7 @@ def rewrite(path, change):
 def test_list(call):
     rows = call("suites", "--json").json()
     names = [row["suite"] for row in rows]
-    assert names[:3] == ["digits", "split-mnist", "rotated-digits"]
+    assert names[:5] == ["digits", "digits-light", "split-mnist", "rotated-digits", "stories"]
     assert {"clip-vit-b32-8", "clip-vit-l14-20", "cifar100-50", "imagenet-r-5", "office-31", "domainnet"} <= set(names)
     assert len(rows[0]["tasks"]) == 8
     text = call("suites").ok().out

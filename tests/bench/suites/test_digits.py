@@ -31,7 +31,7 @@ def images(task, split):
 
 
 def test_eight_tasks(suite):
-    assert EMBEDDED == ("digits",)
+    assert EMBEDDED == ("digits", "digits-light")
     assert suite.name == "digits"
     assert len(suite.tasks) == 8
     assert [row["task"] for row in check_suite(ROOT)] == TASKS

@@ -9,12 +9,12 @@ import numpy as np
 
 from mergeway.bench import Run
 from mergeway.bench.metrics import acc, bwt
+from mergeway.bench.outcome import RunRow
 from mergeway.bench.paper.continual import continual_streams
 from mergeway.bench.paper.published import as_published, note_of
 from mergeway.bench.paper.study import Study
 from mergeway.bench.paper.table import Entry, Table, Value, mark_best, over_orders
 from mergeway.bench.protocol import parse_rule
-from mergeway.bench.run import RunRow
 from mergeway.rules import RULES
 
 

@@ -61,7 +61,7 @@ class Stream:
 
     def reading(self, tangent: bool) -> Encoder | Tangent:
         """How parameters become features: those trained in the tangent space are read there too."""
-        return Tangent(self.suite.model, self.base) if tangent else self.suite.model
+        return Tangent(self.suite.encoder, self.base) if tangent else self.suite.encoder
 
     def accuracies(self, params: Params, tangent: bool = False) -> dict[str, list[float]]:
         """R_{N,i}, the accuracy on each task among the classes of all, by classifier."""

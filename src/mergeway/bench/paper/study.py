@@ -17,8 +17,9 @@ from typing import TypeVar
 
 from mergeway import __version__
 from mergeway.bench import Run, bench, end_accuracies
+from mergeway.bench.ends import end_losses
+from mergeway.bench.outcome import Description
 from mergeway.bench.protocol import parse_rule
-from mergeway.bench.run import Description
 from mergeway.bench.suite import Suite
 from mergeway.checkpoint.source import read_json
 from mergeway.core.files import make_directory, replace_text
@@ -104,7 +105,8 @@ class Study:
             "samples": samples,
             "version": __version__,
         }
-        return Run(self.suite.name, described, self.ends["base"], self.ends["experts"], streams, cells)
+        losses = end_losses(self.ends)
+        return Run(self.suite.name, described, self.ends["base"], self.ends["experts"], streams, cells, losses)
 
     def _run_one(self, rule: str, length: int, utilities: str, samples: int) -> Run:
         # A rule that needs no data gives the same whatever the number of samples, so that is no part of its name.

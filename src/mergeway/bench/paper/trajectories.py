@@ -105,7 +105,7 @@ def _accuracies_by_time(study: Study, length: int, number: int) -> list[list[flo
     study.progress.begin(f"judging operating times, {length} tasks, order {number + 1}", length - 1, "merges")
     rows = []
     for k, (task, before) in enumerate(zip(order[1:], steps, strict=False), 2):
-        target = open_checkpoint(suite.task(task).expert)
+        target = open_checkpoint(suite.task(task).expert, open_checkpoint(suite.base))
         start = {n: before.params[n].float() for n, info in target.infos.items() if info.merges}
         path = rule.path(start, {n: target.read(n).float() for n in start}, objective.seen(k, [1.0] * k), 1.0, TIMES)
         seen = order[:k]

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, TypedDict
 
+from mergeway.bench.ends import Ends, end_losses
 from mergeway.bench.files import finished_streams
+from mergeway.bench.outcome import Description
 from mergeway.bench.protocol import Cell, parse_rule, utilities
-from mergeway.bench.run import Description, Ends, Run
+from mergeway.bench.run import Run
 from mergeway.bench.stream import FoldResult
 from mergeway.errors import OptionError
 
@@ -35,7 +37,7 @@ def read_run(path: Path) -> Run:
     if ends is None or not streams:
         raise OptionError(f"{path}: the run has no finished stream yet; go on with 'mergeway bench --resume'")
     cells = [_cell(key, stream, description) for key, stream in streams.items()]
-    return Run(description["suite"], description, ends["base"], ends["experts"], streams, cells)
+    return Run(description["suite"], description, ends["base"], ends["experts"], streams, cells, end_losses(ends))
 
 
 def _cell(key: str, stream: list[FoldResult], description: Description) -> Cell:

@@ -31,7 +31,7 @@ def record_sweep(suite: Suite, run: Run, out: Path, points: int = POINTS, progre
     experts = [suite.task(name).expert for name in order]
     objective = suite.objective(order, size=cell.samples, seed=cell.number)
     *_, before = fold_steps(suite.base, experts[:-1], rule, weights[:-1], objective)
-    target = open_checkpoint(experts[-1])
+    target = open_checkpoint(experts[-1], open_checkpoint(suite.base))
     start = {n: before.params[n].float() for n, info in target.infos.items() if info.merges}
     times = [i / (points - 1) for i in range(points)]
     path = rule.path(start, {n: target.read(n).float() for n in start}, objective.seen(len(order), weights), 1.0, times)

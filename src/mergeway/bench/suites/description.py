@@ -46,3 +46,28 @@ class SuiteJson(_Suite, total=False):
     source: str
     training: dict[str, float | str]
     alignment: dict[str, float | str]
+
+
+class _Texts(TypedDict):
+    name: str
+    data: str
+
+
+class TextsJson(_Texts, total=False):
+    """A task of a language model: the beginning of its files' names, and what is known of it."""
+
+    expert: str
+    measure: str
+    licence: str
+
+
+class LanguageJson(TypedDict):
+    """A suite of language models."""
+
+    name: str
+    kind: str
+    base: str
+    max_length: int
+    training: dict[str, float | str]
+    licence: str
+    tasks: list[TextsJson]

@@ -8,7 +8,7 @@ from mergeway.bench.suites.description import SuiteJson
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError, suggest
 
-EMBEDDED = ("digits",)
+EMBEDDED = ("digits", "digits-light")
 
 
 def embedded(name: str) -> Path:
@@ -21,6 +21,8 @@ def embedded(name: str) -> Path:
 def build_suite(name: str, out: Path, progress: Progress = SILENT) -> SuiteJson:
     """Train an embedded suite anew into a directory and return its description."""
     embedded(name)
-    from mergeway.bench.suites.digits import build
-
+    if name == "digits":
+        from mergeway.bench.suites.digits import build
+    else:
+        from mergeway.bench.suites.light import build
     return build(out, progress)

@@ -14,6 +14,7 @@ from mergeway.bench.suites.description import SuiteJson, TaskJson
 from mergeway.bench.suites.embedded import EMBEDDED, embedded
 from mergeway.bench.suites.handwritten import INCREMENTAL, incremental, write_incremental
 from mergeway.bench.suites.split import class_parts, completed, hub_parts, task_row
+from mergeway.bench.suites.trained import TRAINED, trained_directory
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.core.files import make_directory, replace_text
 from mergeway.errors import OptionError, suggest
@@ -67,6 +68,8 @@ def named(name: str) -> Path:
         return embedded(name)
     if name in INCREMENTAL:
         return incremental(name)
+    if name in TRAINED:
+        return trained_directory(name)
     recipe, folder = _recipe(name), cache_root() / "suites" / name
     write_recipe(recipe, folder)
     return folder
@@ -95,7 +98,7 @@ def build_named(
 def _recipe(name: str) -> Recipe:
     known = recipes()
     if name not in known:
-        everything = [*EMBEDDED, *INCREMENTAL, *known]
+        everything = [*EMBEDDED, *INCREMENTAL, *TRAINED, *known]
         raise OptionError(f"{name}: no such directory, and no suite of that name; {suggest(name, everything)}")
     return known[name]
 
