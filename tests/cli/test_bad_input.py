@@ -457,10 +457,8 @@ LORAS: dict[str, Case] = {
     "lora-rank-pattern-zero": (lambda b: b.merge(b.lora({"rank_pattern": {"square": 0}})), "rank_pattern"),
     "lora-alpha-pattern-no-regex": (lambda b: b.merge(b.lora({"alpha_pattern": {"(": 1}})), "alpha_pattern"),
     "lora-dora": (lambda b: b.merge(b.lora({"use_dora": True})), "DoRA"),
-    "lora-biases": (lambda b: b.merge(b.lora({"bias": "lora_only"})), "biases"),
-    "lora-whole-modules": (lambda b: b.merge(b.lora({"modules_to_save": ["head"]})), "whole modules"),
     "lora-only-a": (lambda b: b.merge(b.lora({}, {f"{Q}.lora_A.weight": torch.ones(2, 6)})), "only one of"),
-    "lora-foreign-tensor": (lambda b: b.merge(b.lora({}, {f"{Q}.lora_mu": torch.ones(2)})), "not a LoRA factor"),
+    "lora-foreign-tensor": (lambda b: b.merge(b.lora({}, {f"{Q}.lora_mu": torch.ones(2)})), "holds no LoRA factors"),
     "lora-of-another-model": (
         lambda b: b.merge(b.lora({}, {f"x.lora_{s}.weight": torch.ones(SQUARE[s]) for s in "AB"})),
         "adapter of another model",

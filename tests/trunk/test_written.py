@@ -190,7 +190,7 @@ def test_words_that_say_no_number(word, tales, tmp_path, call):
         ('{"label": 3}', "p.jsonl, line 1: expected an object with a non-empty 'prompt' or 'text'"),
         (json.dumps({"prompt": "dog " * 16}), "a prompt of 16 tokens leaves no room to go on within 16"),
         ('{"messages": [{"role": "user", "content": "dog"}]}', "tokenizer has no chat template"),
-        (None, "p.jsonl: cannot be read"),
+        (None, "p.jsonl: no such file"),
     ],
 )
 def test_prompts_that_cannot_be_gone_on_from(text, said, tales, tmp_path, call):

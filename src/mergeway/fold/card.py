@@ -39,7 +39,7 @@ def model_card(
     notes: str = "",
 ) -> str:
     """A Hugging Face model card that names every ingredient by digest."""
-    options = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in rule.options().items()) or "none"
+    options = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in sorted(rule.options().items())) or "none"
     rows = "\n".join(
         f"| {k} | {_cell(task)} | {_code(source)} | {weight:g} | {_code(digest)} |"
         for k, (task, source, digest, weight) in enumerate(arrivals, 1)

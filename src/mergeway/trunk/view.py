@@ -55,7 +55,7 @@ class TrunkView:
             self._kept_base = KeptBase(store.path, settings["base"], str(base) if base is not None else None)
             self.base_digest: str = settings["base"]["digest"]
             self.keep: int = settings["keep"]
-            self._rule_as: tuple[str, Mapping[str, object]] = settings["rule"], settings["options"]
+            self._rule_as: tuple[str, Mapping[str, object]] = settings["rule"], {**settings["options"]}
             self._about: JsonObject | None = settings.get("about")
             self.bounds = Bounds(**settings.get("memory", {}))
             self.heads: str | None = settings.get("heads")
