@@ -223,8 +223,8 @@ def test_answers_of_another_arrival_are_refused(tales, tmp_path, monkeypatch):
     trunk.add(tales / "sea")
     read = CalibrationMemory.read
 
-    def other(directory):
-        found = read(directory)
+    def other(*where):
+        found = read(*where)
         return found and replace(found, tasks=[replace(t, asked="0" * 64) for t in found.tasks])
 
     monkeypatch.setattr(CalibrationMemory, "read", other)
