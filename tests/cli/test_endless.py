@@ -70,7 +70,7 @@ def test_a_picture_that_claims_to_be_huge():
 
 def test_interrupted_after_the_commit(stream, tmp_path, call, monkeypatch):
     """The line tells what has become of the trunk."""
-    from mergeway.cli import trunk as commands
+    from mergeway.cli import records
 
     s = stream(2)
     mw.Trunk.create(tmp_path / "trunk", s.base, "average")
@@ -78,7 +78,7 @@ def test_interrupted_after_the_commit(stream, tmp_path, call, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "print_record", interrupt)
+    monkeypatch.setattr(records, "print_record", interrupt)
     done = call("add", tmp_path / "trunk", s.arrivals[0])
     assert done.code == 130 and "step 1 is committed" in done.err and "nothing was changed" not in done.err
     monkeypatch.setattr(mw.Trunk, "add", interrupt)
