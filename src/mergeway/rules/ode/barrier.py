@@ -79,14 +79,7 @@ class GuardedField(Field):
             budget = min((ceiling - loss) / h, 0.0)
             urgent = _most_urgent([*urgent, _Candidate(loss - ceiling, rise, (flat.grad.clone(), budget))])
         self._constraints = [candidate.constraint for candidate in urgent]
-        self.evaluations += 1
-        self.check_finite(value, t)
-        flat.grad.copy_(total)
-        r_g, r_r = flat.gap_products(flat.grad)
-        norm = math.sqrt(flat.square(flat.grad))
-        to_gradient = -self.guidance * alpha * math.sqrt(r_r) / norm if norm > 0 else 0.0
-        alignment = abs(r_g) / (math.sqrt(r_r) * norm) if norm > 0 and r_r > 0 else 0.0
-        return Slope(t, value, 1.0, alignment, math.sqrt(r_r), alpha, to_gradient)
+        return self.guided(t, value, total)
 
     def velocity(self, here: Slope) -> Tensor:
         """v0 moved to the nearest velocity that the constraints allow; where none is, v0 itself."""

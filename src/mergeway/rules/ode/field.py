@@ -142,6 +142,18 @@ class Field:
             to_gradient -= self.guidance * alpha * math.sqrt(r_r) / math.sqrt(flat.square(flat.grad))
         return replace(seen, gamma=gamma, to_target=v.u * alpha, to_gradient=to_gradient)
 
+    def guided(self, t: float, value: float, total: Tensor) -> Slope:
+        """u − η·g_M, η = guidance·‖u‖/‖g_M‖, from the tasks' gradients added up: the released code's transport."""
+        self.evaluations += 1
+        self.check_finite(value, t)
+        flat, alpha = self.flat, scheduler(t)
+        flat.grad.copy_(total)
+        r_g, r_r = flat.gap_products(flat.grad)
+        norm = math.sqrt(flat.square(flat.grad))
+        to_gradient = -self.guidance * alpha * math.sqrt(r_r) / norm if norm > 0 else 0.0
+        alignment = abs(r_g) / (math.sqrt(r_r) * norm) if norm > 0 and r_r > 0 else 0.0
+        return Slope(t, value, 1.0, alignment, math.sqrt(r_r), alpha, to_gradient)
+
     def velocity(self, here: Slope) -> Tensor:
         """v at the point of the last slope, written into the spare vector."""
         return self.flat.velocity_into(self.flat.spare, here.to_target, here.to_gradient)

@@ -86,14 +86,7 @@ class ReleasedField(Field):
             excess = loss - self.ceilings.at(task.task, t)
             tasks = _most_urgent([*tasks, _Candidate(excess, alpha * flat.gap_products(first)[0], first, budget)])
         self._constraints = [(task.gradient, task.budget) for task in tasks]
-        self.evaluations += 1
-        self.check_finite(value, t)
-        flat.grad.copy_(total)
-        r_g, r_r = flat.gap_products(flat.grad)
-        norm = math.sqrt(flat.square(flat.grad))
-        to_gradient = -self.guidance * alpha * math.sqrt(r_r) / norm if norm > 0 else 0.0
-        alignment = abs(r_g) / (math.sqrt(r_r) * norm) if norm > 0 and r_r > 0 else 0.0
-        return Slope(t, value, 1.0, alignment, math.sqrt(r_r), alpha, to_gradient)
+        return self.guided(t, value, total)
 
     def velocity(self, here: Slope) -> Tensor:
         """v0 as the QP leaves it; a solution that it rejects is counted, and the step goes on unprotected."""
