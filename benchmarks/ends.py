@@ -13,12 +13,13 @@ from torch import Tensor
 Numbers = dict[str, float]
 
 
-def find_suite(where: str) -> Any:
-    """A suite by its directory or its name."""
+def find_suite(where: str, autocast: bool = False) -> Any:
+    """A suite by its directory or its name; with `autocast` its model runs in bfloat16."""
     import mergeway as mw
     from mergeway.bench.suites import suite_directory
+    from mergeway.model.compute import Compute
 
-    return mw.load_suite(suite_directory(where))
+    return mw.load_suite(suite_directory(where), compute=Compute(autocast=autocast))
 
 
 def end_of(

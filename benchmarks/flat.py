@@ -1,9 +1,12 @@
-"""Is an `add` at fold 2,000 as cheap as at fold 20? CPU and wall time of one `add` of a tiny model along a long stream."""
+"""Is a trunk of 2,000 folds as quick as one of 20? CPU, wall time and memory of `add`, `log`, `show` and `verify` along a long stream."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,40 +19,93 @@ import mergeway as mw
 
 SHORT = 20
 TIMES = 41
+COMMANDS = ("add", "log", "show", "verify")
+# One command in a process that has imported everything and has run it once: CPU and wall seconds, and the peak of memory.
+PROCESS = """
+import contextlib, io, json, resource, sys, time
+import torch
+torch.set_num_threads(1)
+from mergeway.cli import main
+warm, words = json.loads(sys.argv[1])
+out = io.StringIO()
+with contextlib.redirect_stdout(out):
+    assert main(warm) == 0
+    cpu, wall = time.process_time(), time.perf_counter()
+    assert main(words) == 0
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+print(json.dumps([cpu, wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]), file=sys.stderr)
+"""
+
+
+class Streams:
+    """Two trunks of the same arrivals, one of them much longer."""
+
+    def __init__(self, folder: Path, long: int) -> None:
+        self.base = {f"layers.{k}.weight": torch.randn(16, 16) for k in range(4)}
+        self.arrival = folder / "arrival.safetensors"
+        save_file(self.base, folder / "base.safetensors")
+        self.paths = {step: folder / f"trunk-{step}" for step in (SHORT, long)}
+        trunk = mw.Trunk.create(self.paths[long], folder / "base.safetensors", "average", threads=1)
+        for step in range(1, long + 1):
+            self.arrive()
+            trunk.add(self.arrival, f"task {step}")
+            if step == SHORT:
+                shutil.copytree(self.paths[long], self.paths[SHORT])
+
+    def arrive(self) -> None:
+        save_file({n: t + 0.01 * torch.randn_like(t) for n, t in self.base.items()}, self.arrival)
+
+
+def add_in_turns(streams: Streams) -> dict[int, list[tuple[float, float]]]:
+    """In turns, so that whatever else the machine does falls on both alike."""
+    spent: dict[int, list[tuple[float, float]]] = {step: [] for step in streams.paths}
+    for turn in range(TIMES):
+        streams.arrive()
+        for step, path in streams.paths.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            mw.Trunk.open(path, threads=1).add(streams.arrival, f"turn {turn}")
+            spent[step].append((time.process_time() - cpu, time.perf_counter() - wall))
+    return spent
+
+
+def as_process(command: str, trunk: Path, arrival: Path, turn: int) -> list[float]:
+    """A command in a process of its own, behind one that warms it up."""
+    if command == "add":
+        warm = ["show", str(trunk)]
+        words = ["add", str(trunk), str(arrival), "--task", f"process {turn}", "--again", "--threads", "1"]
+    else:
+        warm = words = [command, str(trunk)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, json.dumps([warm, words])],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+    )
+    return json.loads(done.stderr.splitlines()[-1])
 
 
 def main(long: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mergeway-flat-") as folder:
-        base = {f"layers.{k}.weight": torch.randn(16, 16) for k in range(4)}
-        arrival = Path(folder) / "arrival.safetensors"
-        save_file(base, Path(folder) / "base.safetensors")
-        paths = {step: Path(folder) / f"trunk-{step}" for step in (SHORT, long)}
-        trunk = mw.Trunk.create(paths[long], Path(folder) / "base.safetensors", "average", threads=1)
-        for step in range(1, long + 1):
-            save_file({n: t + 0.01 * torch.randn_like(t) for n, t in base.items()}, arrival)
-            trunk.add(arrival, f"task {step}")
-            if step == SHORT:
-                shutil.copytree(paths[long], paths[SHORT])
-        # In turns, so that whatever else the machine does falls on both alike.
-        spent: dict[int, list[tuple[float, float]]] = {step: [] for step in paths}
-        for turn in range(TIMES):
-            save_file({n: t + 0.01 * torch.randn_like(t) for n, t in base.items()}, arrival)
-            for step, path in paths.items():
-                cpu, wall = time.process_time(), time.perf_counter()
-                mw.Trunk.open(path, threads=1).add(arrival, f"turn {turn}")
-                spent[step].append((time.process_time() - cpu, time.perf_counter() - wall))
+        streams = Streams(Path(folder), long)
+        print("one `add` in a process that has made others before, median:")
+        spent = add_in_turns(streams)
         for step, times in spent.items():
             cpu, wall = (1e3 * statistics.median(t) for t in zip(*times, strict=True))
-            print(
-                f"add at fold {step:<5} CPU {cpu:6.2f} ms, wall {wall:6.2f} ms, least CPU {1e3 * min(times)[0]:.2f} ms"
-            )
-        medians = [statistics.median(t[0] for t in times) for times in spent.values()]
-        print(f"fold {long} against fold {SHORT}: {medians[1] / medians[0]:.2f}")
-        began = time.process_time()
-        assert trunk.verify() == []
-        size = (paths[long] / "journal.jsonl").stat().st_size
-        print(f"verify at fold {long}: {1e3 * (time.process_time() - began):.0f} ms for a journal of {size} bytes")
+            print(f"  fold {step:<5} CPU {cpu:6.2f} ms, wall {wall:6.2f} ms, least CPU {1e3 * min(times)[0]:.2f} ms")
+        short, long_ = (statistics.median(t[0] for t in times) for times in spent.values())
+        print(f"  fold {long} against fold {SHORT}: {long_ / short:.2f} in CPU")
+        print("\n| command | fold | CPU | wall | peak memory |\n|---|---|---|---|---|")
+        for command in COMMANDS:
+            for step, path in streams.paths.items():
+                runs = [as_process(command, path, streams.arrival, turn) for turn in range(5)]
+                cpu, wall, peak = (statistics.median(values) for values in zip(*runs, strict=True))
+                print(f"| `{command}` | {step:,} | {1e3 * cpu:.1f} ms | {1e3 * wall:.1f} ms | {peak / 1024:.0f} MB |")
+        print("\n| file | " + " | ".join(f"fold {step:,}" for step in streams.paths) + " |\n|---|---|---|")
+        for file in ("journal.jsonl", "head"):
+            sizes = [f"{(path / file).stat().st_size / 1000:.1f} kB" for path in streams.paths.values()]
+            print(f"| `{file}` | {' | '.join(sizes)} |")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ what a task has beyond is held out, up to 512 samples of it. The experts have se
 not how good they are. It is judged by KL(expert ‖ merged) and by accuracy; `--test` adds the test accuracy, to be read when the
 choice is made.
 
-    python benchmarks/held_out.py SUITE RULE... [--numbers 3,4,5] [--samples 1024] [--test] [--out FILE]
+    python benchmarks/held_out.py SUITE RULE... [--numbers 3,4,5] [--samples 1024] [--autocast] [--test] [--out FILE]
 
 A RULE is written as in `mergeway bench`, such as steer:carry=0.25; each number stands for an order of the arrivals and a draw.
 """
@@ -35,18 +35,19 @@ def main() -> None:
     parser.add_argument("rules", nargs="+", metavar="RULE")
     parser.add_argument("--numbers", default="3,4,5", help="orders and draws (default 3,4,5)")
     parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--autocast", action="store_true", help="matrix products in bfloat16")
     parser.add_argument("--test", action="store_true", help="judge on test data too")
     parser.add_argument("--out", type=Path, help="keep every number here, and go on from it")
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    suite, kept = find_suite(given.suite), Kept(given.out)
+    suite, kept = find_suite(given.suite, given.autocast), Kept(given.out)
     columns = ["KL", "held out", *(["test"] if given.test else [])]
     print(f"| rule | {' | each | '.join(columns)} | each |\n|---|{'---|---|' * len(columns)}")
     for rule in given.rules:
         found = [
             kept.get(
-                f"{suite.name} {given.samples} {rule} {number}{' test' if given.test else ''}",
+                f"{suite.name} {given.samples} {rule} {number}{' test' if given.test else ''}{' autocast' if given.autocast else ''}",
                 partial(judged, suite, rule, int(number), given.samples, given.test),
             )
             for number in given.numbers.split(",")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ class FakeHub:
     refuses: int | None = None  # a status to answer every commit with
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     commits: list[dict] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """What a command finds that talks to this hub."""
+        here = {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1"}
+        return os.environ | here
 
     def answer(self, path: str, body: bytes) -> tuple[int, object]:
         if path.startswith("/api/repos/create"):

@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_SHELL: ContextVar[bool] = ContextVar("speaks to a shell", default=False)
+# A message names arguments by their flags; these are called otherwise in Python, the rest by the same words.
+_IN_PYTHON = {
+    "min": "at_least",
+    "memory": "size",
+    "memory-share": "share",
+    "memory-seed": "seed",
+    "no-wait": "wait=False",
+    "no-memory": "remember=False",
+    "objective module:function": "objective=FUNCTION",
+}
+_SWITCHES = ("again", "allow-pickle", "backbone", "force", "resume")
+# A command in quotes or at the end stays as it is; a flag may have a value in capitals, or one for a task.
+_FLAG = re.compile(
+    r"'(?:mergeway|hf|pip|python) [^']*'|with: python .*$|(?<![^\s(])--(?P<name>objective module:function|[a-z]+(?:-[a-z]+)*)"
+    r"(?:(?:=| )(?P<task>[\w.-]+)=(?P<of>DATA|FILE|VALUE|…|[\d.]+)| (?P<value>[A-Z]{2,})\b)?"
+)
 
 
 class MergewayError(Exception):
-    """A mistake in the input or the environment; the command line prints it as one line and exits with 2."""
+    """A mistake in the input or the environment; the command line prints it as one line and exits with 2.
+
+    The message names arguments as the reader wrote them: as flags on the command line, by their names in Python.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if _SHELL.get() else _FLAG.sub(_in_python, text)
+
+
+@contextmanager
+def speaking_to_a_shell() -> Generator[None]:
+    """Messages name arguments by their flags."""
+    before = _SHELL.set(True)
+    try:
+        yield
+    finally:
+        _SHELL.reset(before)
+
+
+def _in_python(found: re.Match[str]) -> str:
+    flag = found["name"]
+    if flag is None:
+        return found[0]
+    name = _IN_PYTHON.get(flag, flag.replace("-", "_")) + ("=True" if flag in _SWITCHES else "")
+    if found["task"]:
+        task = found["task"] if found["task"] == "TASK" else repr(found["task"])
+        return f"{name}={{{task}: {found['of']}}}"
+    return f"{name}={found['value']}" if found["value"] else name
 
 
 class CheckpointError(MergewayError):

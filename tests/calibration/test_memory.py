@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,16 @@ def test_written_and_read(tmp_path):
     assert [t.inputs["images"].tolist() for t in third.tasks] == [t.inputs["images"].tolist() for t in expected.tasks]
 
 
+def test_answers_to_copies_that_are_made_in_another_way_now(tmp_path):
+    asked = replace(samples("a", 4), answers=torch.zeros(4, 3, 3, dtype=torch.half))
+    CalibrationMemory(SETTINGS, [asked], Bounds(4, copies=2)).write(tmp_path)
+    assert CalibrationMemory.read(tmp_path) is not None
+    described = tmp_path / "calibration.json"
+    described.write_text(described.read_text().replace("shifted, bent", "shifted"))
+    with pytest.raises(TrunkError, match="the copies of 'a' that its arrival was asked about were made in another way"):
+        CalibrationMemory.read(tmp_path)
+
+
 def test_nothing_there(tmp_path):
     assert CalibrationMemory.read(tmp_path) is None
     assert CalibrationMemory.read(None) is None
@@ -86,7 +98,5 @@ def test_one_kind_of_model():
 
 
 def test_every_arrival_has_samples(tmp_path):
-    with pytest.raises(
-        TrunkError, match="holds 3 arrivals but calibration samples of 2; give --data with every arrival"
-    ):
+    with pytest.raises(TrunkError, match="holds 3 arrivals but calibration samples of 2; give data with every arrival"):
         grown(["a", "b"], 10).objective(tmp_path, [1.0, 1.0, 1.0])

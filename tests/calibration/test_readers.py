@@ -177,7 +177,7 @@ def test_a_base_without_a_ready_made_objective(vision, tmp_path):
     base.mkdir()
     (base / "config.json").write_text(json.dumps({"model_type": "llama"}))
     save_file({"weight": HEAD}, tmp_path / "head.safetensors")
-    with pytest.raises(OptionError, match=r"type 'llama' has no ready-made objective; .*--objective"):
+    with pytest.raises(OptionError, match=r"type 'llama' has no ready-made objective; .*objective=FUNCTION"):
         kind_of(base, tmp_path / "head.safetensors")
 
 

@@ -186,7 +186,7 @@ def seen_by(rows: torch.Tensor) -> set[bytes]:
 def test_a_fifth_is_held_back(vision, size):
     whole = taught(vision, size)
     fit, judge = whole.split()
-    for all_of, kept, held in zip(whole._held, fit._held, judge._held, strict=True):
+    for all_of, kept, held in zip(whole._held, fit._held, judge.tasks, strict=True):
         count = len(all_of)
         assert len(held) == max(1, count // 5)
         assert len(kept) == max(1, count - len(held))
@@ -384,3 +384,18 @@ def test_the_memory_takes_the_answers_of_a_fold(vision):
     assert answered.tasks[0].answers.shape == (8, 2, 3)
     assert answered.tasks[0].asked == "5ee"
     assert memory.answered(None, "ants", "5ee") is memory
+
+
+def test_an_arrival_agrees_with_itself_on_what_is_held_back_and_on_copies_of_it(vision):
+    """An answer belongs to the copy that is made of a row's number in the whole task, not of its number among the held-back."""
+    name = vision.tasks[0].name
+    expert = expert_of(vision, name)
+    objective = mw.Objective(vision.model, [unlabelled(vision.samples(name, "train"))], size=20, copies=3)
+    for part in (
+        objective.taught([1.0], lambda: expert, always=True),
+        *objective.taught([1.0], lambda: expert, True).split(),
+    ):
+        for batch in part.batches(3, 16):
+            with torch.no_grad():
+                assert part.accumulate_batch(expert, batch) < 1e-4
+        assert float(part(expert)) < 1e-4

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_numpy(k):
     wanted = expected(samples, ours, theirs, k)
     assert float(objective(ours)) == pytest.approx(wanted, rel=2e-3)
     assert float(objective(theirs)) == pytest.approx(0.0, abs=1e-4)
-    [batch] = objective.batches(1, len(samples))
+    [batch] = objective.batches(1, 4 * len(samples))
     assert objective.accumulate_batch(ours, batch) == pytest.approx(wanted, rel=2e-3)
     # With every token named, it is the divergence of the whole vocabularies.
     if k >= VOCABULARY:
@@ -201,5 +201,5 @@ def test_answers_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("top_k", [0, -3, 2.5, True])
 def test_top_k_is_a_number_of_tokens(top_k):
-    with pytest.raises(OptionError, match=f"--top-k is {top_k}; it must be at least 1 token"):
+    with pytest.raises(OptionError, match=f"top_k is {top_k}; it must be at least 1 token"):
         Bounds(top_k=top_k)

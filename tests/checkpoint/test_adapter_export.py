@@ -124,7 +124,7 @@ def test_adapters_fold_as_the_weights_they_make(tmp_path, rule):
 
 
 def test_mistakes(trunk, tmp_path, call):
-    assert "the rank must be at least 1" in call("export", trunk.path, tmp_path / "out", "--lora", 0).mistake()
+    assert "the rank is 0; it must be at least 1" in call("export", trunk.path, tmp_path / "out", "--lora", 0).mistake()
     fresh = mw.Trunk.create(tmp_path / "fresh", trunk.base_ref, "average")
     assert "no linear weight differs" in call("export", fresh.path, tmp_path / "out", "--lora", 4).mistake()
     assert not (tmp_path / "out").exists()

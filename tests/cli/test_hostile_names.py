@@ -53,7 +53,7 @@ def forged(trunk, **fields) -> None:
     read = Journal.read(trunk / "journal.jsonl")
     last = type(read.last)(**{**read.last.__dict__, **fields}).sealed(read.last.previous)
     ends = [len(r.line().encode()) + 1 for r in (*read.records[:-1], last)]
-    made = Journal([*read.records[:-1], last], [sum(ends[: k + 1]) for k in range(len(ends))])
+    made = Journal(read.path, [*read.records[:-1], last], [sum(ends[: k + 1]) for k in range(len(ends))])
     (trunk / "journal.jsonl").write_text(made.text(), encoding="utf-8")
     (trunk / "head").write_bytes(made.point().head())
 

@@ -2,7 +2,7 @@
 
 A ```console block holds commands behind `$ ` and what they print; a ```python block is code. The blocks of a page run in
 order in one scratch directory that holds the stream of examples/make_stream.py; on a page with the comment `<!-- trunk -->`
-it also holds a trunk of three arrivals. A block after `<!-- not run -->` is left alone. Rewrite what the commands print
+it also holds a trunk of three arrivals, and on one with `<!-- example: NAME -->` the files of examples/NAME. A block after `<!-- not run -->` is left alone. Rewrite what the commands print
 after a change of the program with
 
     python tests/docs/pages.py
@@ -96,6 +96,8 @@ def run_page(path: Path, stream: Path, scratch: Path) -> str:
     """Run the blocks of a page in an empty directory and return the page with what its commands really print."""
     text = path.read_text(encoding="utf-8")
     shutil.copytree(stream, scratch, dirs_exist_ok=True)
+    for example in re.findall(r"<!-- example: (\w+) -->", text):
+        shutil.copytree(ROOT / "examples" / example, scratch, dirs_exist_ok=True)
     with _inside(scratch), _same_rules():
         if "<!-- trunk -->" in text:
             for line in _TRUNK:

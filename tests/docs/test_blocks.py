@@ -8,11 +8,17 @@ import pages
 import pytest
 
 RUNNABLE = [path for path in pages.pages() if pages.blocks(path.read_text(encoding="utf-8"))]
+# Pages whose commands train models in processes of their own.
+SLOW = ("story.md",)
 # The pages start from the stream that make_stream.py makes, so that one runs anyway.
 EXAMPLES = sorted(p for p in (pages.ROOT / "examples").glob("*.py") if p.name != "make_stream.py")
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(pages.ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] if p.name in SLOW else []) for p in RUNNABLE],
+    ids=lambda path: str(path.relative_to(pages.ROOT)),
+)
 def test_page_prints_what_it_says(path, stream, tmp_path):
     shown = path.read_text(encoding="utf-8")
     assert pages.plain(pages.run_page(path, stream, tmp_path)) == pages.plain(shown), (

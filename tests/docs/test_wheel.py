@@ -37,6 +37,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {"mergeway"}
     assert any(name.endswith("suites/digits/suite.json") for name in names)
     assert any(name.startswith("mergeway/bench/report/page/") for name in names)
+    assert "mergeway/py.typed" in names  # type checkers read our annotations
 
 
 @pytest.mark.slow

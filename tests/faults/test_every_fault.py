@@ -68,7 +68,7 @@ class Bench:
         """Every file by its content, apart from what the clock decides."""
         root = folder or self.work
         bits = {}
-        for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name not in ("lock", "head")):
+        for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name not in ("lock", "head", "base.seen")):
             name, content = str(path.relative_to(root)), path.read_bytes()
             if path.suffix == ".safetensors" and not LEFT.search(name):
                 content = tensors(content)

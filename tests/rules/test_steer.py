@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -15,7 +16,16 @@ from mergeway.fold.merge import fold_steps
 from mergeway.rules.start import line_search
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
-OPTIONS = {"start": "flat", "steps": 2, "most": 7, "rate": 0.1, "weight_rate": 0.1, "shrink": 0.8, "carry": 0.6}
+OPTIONS = {
+    "start": "flat",
+    "steps": 2,
+    "most": 7,
+    "rate": 0.1,
+    "weight_rate": 0.1,
+    "shrink": 0.8,
+    "carry": 0.6,
+    "far": 0.0,
+}
 
 
 def loss_of(targets, weights):
@@ -60,7 +70,7 @@ class Oracle:
     Where the line search ended, and whether a fold fell back, are taken as given; `start` and `end` say what that decided over.
     """
 
-    def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry, start):
+    def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry, start, far=0.0):
         self.base, self.gradient, self.kind = base, gradient, start
         self.steps, self.most, self.rate, self.weight_rate = steps, most, rate, weight_rate
         self.shrink, self.carry = shrink, carry
@@ -95,9 +105,11 @@ class Oracle:
                 self.mean[name] = s / k
         self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
         self.end = self.taught(min(self.steps * k, self.most))
-        deployed = self.start if fell_back else self.end
-        self.carried = {n: self.carry * (self.carried[n] + deployed[n] - self.start[n]) for n in self.base}
-        return deployed
+        if fell_back:
+            self.carried = {n: np.zeros_like(b) for n, b in self.base.items()}
+            return {n: b + sum(w * d[n] for w, d in over) / total for n, b in self.base.items()}
+        self.carried = {n: self.carry * (self.carried[n] + self.end[n] - self.start[n]) for n in self.base}
+        return self.end
 
     def flat(self, name, gains):
         if name in self.factors:
@@ -115,7 +127,7 @@ class Oracle:
             return self.start | moved
 
         for t in range(steps):
-            decay = min(1.0, (t + 1) / max(1.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
+            decay = min(1.0, (t + 1) / max(8.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
             for name, g in self.gradient(model()).items():
                 if name in self.factors:
                     u, vt = self.factors[name]
@@ -125,6 +137,20 @@ class Oracle:
                 if name in moving:
                     weights[name].step(g, decay * self.weight_rate * self.update)
         return model()
+
+
+class Disagreeing(FunctionObjective):
+    """A function to fit on, and another one to judge by at some of the folds; at the others every look is better than the last."""
+
+    def __init__(self, fit, judge=None, folds=()):
+        super().__init__(fit)
+        looks = itertools.count(1)
+        self._judge, self._folds, self._split = judge, folds, 1
+        self._agrees = FunctionObjective(lambda params: torch.tensor(1.0 / next(looks)))
+
+    def split(self):
+        self._split += 1
+        return self, (FunctionObjective(self._judge) if self._split in self._folds else self._agrees)
 
 
 def in_numpy(params):
@@ -137,7 +163,7 @@ def compare(s, weights, options, objective=None):
     oracle = Oracle(in_numpy(s.base), gradient, **options)
     found = []
     for step, delta, weight in zip(
-        fold_steps(s.base, s.arrivals, mw.rules.Steer(**options), weights, objective or torch_loss),
+        fold_steps(s.base, s.arrivals, mw.rules.Steer(**options), weights, objective or Disagreeing(torch_loss)),
         s.deltas,
         weights,
         strict=True,
@@ -166,6 +192,7 @@ def compare(s, weights, options, objective=None):
         {"rate": 0.0},
         {"weight_rate": 0.0},
         {"steps": 9, "most": 30},
+        {"steps": 50, "most": 180},
         {"steps": 0},
         {"start": "mean"},
         {"start": "base"},
@@ -241,34 +268,40 @@ def test_zero_updates_give_the_base():
 # --- the samples that are held back -----------------------------------------------------------------------------------
 
 
-class Disagreeing(FunctionObjective):
-    """A function to fit on, and another one to judge by at some of the folds."""
+def test_what_is_held_back_is_fitted_in_the_second_half():
+    s = make_stream(23, count=2)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+    asked = []
 
-    def __init__(self, fit, judge, folds):
-        super().__init__(fit)
-        self._judge, self._folds, self._split = FunctionObjective(judge), folds, 1
+    class Noted(FunctionObjective):
+        def __init__(self, name):
+            super().__init__(torch_loss)
+            self.name = name
 
-    def split(self):
-        self._split += 1
-        return self, (self._judge if self._split in self._folds else self)
+        def accumulate_batch(self, params, batch):
+            asked.extend([self.name] * torch.is_grad_enabled())
+            return super().accumulate_batch(params, batch)
+
+        def split(self):
+            return Noted("fit"), Disagreeing(torch_loss).split()[1]
+
+    list(fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), objective=Noted("all")))
+    assert asked == ["fit"] * 2 + ["all"] * 2
 
 
-def far_from_flat(s):
-    """Low where all that is there is the flat start: the worse the more the model is taught."""
-
-    def judge(params):
-        total = 0.0
-        for name in LINEAR:
-            spectrum = torch.linalg.svdvals((params[name] - s.base[name]).double())
-            total = total + (spectrum / spectrum.mean() - 1).square().sum()
-        return total
-
-    return judge
+def test_a_fold_that_is_worse_half_way_is_judged_again_at_its_end():
+    s = make_stream(24, count=2, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+    values = iter([1.0, 1.5, 0.5])
+    objective = Disagreeing(torch_loss, lambda params: torch.tensor(next(values)), {2})
+    facts = compare(s, [1.0] * 2, OPTIONS, objective)[-1]
+    assert (facts["fell_back"], facts["held_mean"], facts["held_end"]) == (0.0, 1.0, 0.5)
+    assert facts["gradients"] == facts["steps"] == 4
 
 
 @pytest.mark.parametrize("carry", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("folds", [{2, 3, 4}, {3}, set()], ids=str)
-def test_a_fold_that_ends_worse_on_what_was_held_back_keeps_its_start(carry, folds):
+def test_a_fold_that_ends_worse_on_what_was_held_back_deploys_the_mean(carry, folds):
     s = make_stream(16, count=4, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
 
@@ -281,30 +314,33 @@ def test_a_fold_that_ends_worse_on_what_was_held_back_keeps_its_start(carry, fol
     facts = compare(s, [1.0] * 4, options, Disagreeing(torch_loss, judge, folds))
     assert {k for k, f in enumerate(facts, 1) if f.get("fell_back")} == folds
     for f in facts[1:]:
-        assert (f["held_end"] > f["held_start"]) == bool(f["fell_back"])
+        assert (f["held_end"] > f["held_mean"]) == bool(f["fell_back"])
         assert f["scale"] == pytest.approx(options["shrink"] * f["flat"])
 
 
-def test_a_real_disagreement_falls_back_to_the_flat_spectrum():
-    """The held-back samples want a flat spectrum, which teaching leaves."""
+def test_a_real_disagreement_falls_back_to_the_mean():
+    """The held-back samples want the mean of the updates, which the start and teaching leave."""
     s = make_stream(17, count=2, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
-    objective = Disagreeing(torch_loss, far_from_flat(s), {2})
+    mean = {n: b + sum(torch.from_numpy(d[n]) for d in s.deltas) / 2 for n, b in s.base.items()}
+    objective = Disagreeing(
+        torch_loss, lambda params: sum((params[n] - t).square().sum() for n, t in mean.items()), {2}
+    )
     *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), objective=objective)
     assert last.at.facts["fell_back"] == 1.0
-    assert float(far_from_flat(s)(last.params)) < 1e-12
+    assert all(torch.allclose(last.params[n], t) for n, t in mean.items())
 
 
 def test_a_loss_that_is_no_number_on_what_was_held_back_falls_back():
     s = make_stream(18, count=2, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
-    values = iter([torch.tensor(1.0), torch.tensor(math.nan)])
+    values = iter([torch.tensor(1.0), torch.tensor(math.nan), torch.tensor(math.nan)])
     facts = compare(s, [1.0] * 2, OPTIONS, Disagreeing(torch_loss, lambda params: next(values), {2}))
     assert facts[-1]["fell_back"] == 1.0
 
 
 def test_nothing_is_carried_on_from_a_stream_that_always_fell_back():
-    """With every fold at its start, the third is what it would be without the second's teaching, whatever is carried."""
+    """With every fold at the mean, the third is what it would be without the second's teaching, whatever is carried."""
     s = make_stream(19, count=3, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)
     count = iter(range(100))
@@ -345,6 +381,18 @@ def test_a_search_begins_where_the_one_before_ended():
     _, second, third = fold_steps(s.base, s.arrivals, rule, objective=torch_loss)
     assert second.at.facts["flat"] < 0.7  # so that a search from 1 takes longer
     assert third.at.facts["forwards"] < second.at.facts["forwards"]
+
+
+# --- how many steps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("far", "steps"), [(0.0, 40), (1e-9, 40), (2.0, 20), (3.0, 13), (1e9, 10)])
+def test_a_start_that_is_near_takes_a_share_of_the_steps(far, steps):
+    """The loss is 1 whatever the model: half of the steps where 2 is far, and never less than a quarter."""
+    s = make_stream(22, count=2)
+    rule = mw.rules.Steer(**(OPTIONS | {"far": far, "steps": 20, "most": 40}))
+    *_, last = fold_steps(s.base, s.arrivals, rule, objective=lambda p: 1.0 + 0.0 * p["head.weight"].sum())
+    assert last.at.facts["steps"] == last.at.facts["gradients"] == steps
 
 
 # --- the length of the start ------------------------------------------------------------------------------------------

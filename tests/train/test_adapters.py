@@ -79,10 +79,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(suite, made, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"lora": 2, "tangent": True}, "neither with --tangent"),
-        ({"lora": 2, "ewc": 1.0}, "nor with --ewc"),
-        ({"lora": -1}, "--lora is -1"),
-        ({"lora_alpha": 4.0}, "goes with --lora"),
+        ({"lora": 2, "tangent": True}, "neither with tangent"),
+        ({"lora": 2, "ewc": 1.0}, "nor with ewc"),
+        ({"lora": -1}, "lora is -1"),
+        ({"lora_alpha": 4.0}, "goes with lora=RANK"),
         ({"lora": 2, "lora_alpha": 0.0}, "must be positive"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,20 @@ def test_when_it_cannot_be_done(suite, tmp_path):
     trunk.align(data)
     with pytest.raises(TrunkError, match="the last record is 'align'"):
         trunk.align(data)
+
+
+def test_a_base_that_has_moved_is_named(suite, tmp_path, call):
+    (tmp_path / "there").mkdir()
+    base = shutil.copytree(suite.base, tmp_path / "there" / "base")
+    trunk = mergeway.Trunk.create(tmp_path / "trunk", base, "average")
+    for task in suite.tasks[:2]:
+        trunk.add(task.expert, task=task.name)
+    moved = base.rename(tmp_path / "there" / "renamed")
+    words = ("align", trunk.path, "--data", f"{suite.path}#{suite.tasks[1].name}")
+    assert "name it with --base" in call(*words).mistake()
+    assert "has changed since 'init'" in call(*words, "--base", suite.tasks[0].expert).mistake()
+    call(*words, "--base", moved).ok()
+    assert trunk.log()[-1].kind == "align"
 
 
 def test_a_killed_alignment_leaves_the_last_commit(suite, tmp_path):

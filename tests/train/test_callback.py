@@ -6,10 +6,19 @@ import json
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import mergeway as mw
-from mergeway.errors import GateRefused
 from mergeway.train.optimiser import read_optimiser
 
 pytest.importorskip("accelerate", reason="a Trainer needs accelerate")
@@ -37,11 +46,12 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def trainer(base, out, *, classes=2, epochs=2, seed=1, **options) -> Trainer:
+def trainer(base, out, *, classes=2, epochs=2, seed=1, callbacks=(), **options) -> Trainer:
     model = BertForSequenceClassification.from_pretrained(base, num_labels=classes, ignore_mismatched_sizes=True)
     settings = {"per_device_train_batch_size": 4, "num_train_epochs": epochs, "save_strategy": "epoch"}
     settings |= {"logging_strategy": "no", "report_to": [], "disable_tqdm": True, "seed": seed, "use_cpu": True}
-    return Trainer(model, TrainingArguments(str(out), **settings, **options), train_dataset=Rows(classes, seed))
+    arguments = TrainingArguments(str(out), **settings, **options)
+    return Trainer(model, arguments, train_dataset=Rows(classes, seed), callbacks=list(callbacks))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -80,24 +90,45 @@ def test_every_save_takes_the_place_of_the_one_before(base, tmp_path):
     assert any("mergeway/step" in row for row in history)
 
 
+class Listener(TrainerCallback):
+    """Stands for MLflow, W&B or TensorBoard: whatever the Trainer reports to hears it by `on_log`."""
+
+    def __init__(self) -> None:
+        self.heard = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.heard.append({k: v for k, v in logs.items() if k.startswith("mergeway/")})
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_refusal_lets_training_end_well(base, tmp_path, monkeypatch):
-    """What a gate does is tested elsewhere; here, that its refusal is kept and logged."""
+def test_the_gate_is_honoured_and_logged(base, tmp_path):
+    """Every sentence is in the data with both labels, so that any model is right in half of them."""
+    words = {f"w{k}": k for k in range(16)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", unk_token="w0").save_pretrained(base)
+    rows = [{"text": f"w{k} w{k + 1}", "label": label} for k in range(1, 9) for label in (0, 1)]
     trunk = mw.Trunk.create(tmp_path / "trunk", base, "average")
-    asked = {}
-
-    def refuse(ref, task, weight, **options):
-        asked.update(options, ref=ref)
-        raise GateRefused("refused: it would cost too much; nothing was deployed")
-
-    monkeypatch.setattr(trunk, "add", refuse)
-    run = trainer(base, tmp_path / "run", epochs=1)
-    fold = mw.integrations.FoldCallback(trunk, trainer=run, max_drop=1.0)
-    run.add_callback(fold)
-    run.train()
-    assert fold.record is None and "too much" in str(fold.refused) and asked["max_drop"] == 1.0
-    assert [row["mergeway/refused"] for row in run.state.log_history if "mergeway/refused" in row] == [1.0]
-    assert len(trunk.log()) == 1
+    listener, folds = Listener(), []
+    for seed, (task, least) in enumerate((("first", 50.0), ("second", 60.0))):
+        run = trainer(base, tmp_path / task, epochs=1, seed=seed, callbacks=[listener])
+        check = dict.fromkeys(("first", task), rows)
+        folds.append(mw.integrations.FoldCallback(trunk, trainer=run, check=check, at_least={task: least}))
+        run.add_callback(folds[-1])
+        run.train()
+    taken, refused = folds
+    assert taken.refused is None and trunk.log()[-1] == taken.record
+    assert refused.record is None and "'second' would be at 50.00 %" in str(refused.refused)
+    first, second = [row for row in listener.heard if row]
+    assert first == {
+        "mergeway/refused": 0,
+        "mergeway/step": 1,
+        "mergeway/arrivals": 1,
+        "mergeway/accuracy/first": 50,
+    }
+    # What is deployed after a refusal is what was deployed before it.
+    offered = {"mergeway/offered/first": 50, "mergeway/offered/second": 50}
+    assert second == {"mergeway/refused": 1, "mergeway/accuracy/first": 50, **offered}
 
 
 def test_a_run_that_saves_nothing_is_a_mistake(base, tmp_path):

@@ -148,7 +148,7 @@ def test_lwf_distils_old_classes_from_the_second_task_on(suite, tmp_path):
 def test_lwf_asks_which_tasks_a_start_has_learned(suite, tmp_path):
     finetune(suite, "first", tmp_path / "one", how())
     (tmp_path / "one" / "training.json").unlink()
-    with pytest.raises(OptionError, match="--learned"):
+    with pytest.raises(OptionError, match="name them with learned"):
         finetune(suite, "second", None, how(lwf=0.3), start=tmp_path / "one")
     with pytest.raises(OptionError, match="has no task 'nope'"):
         finetune(suite, "second", None, how(lwf=0.3), start=tmp_path / "one", learned=["nope"])

@@ -182,7 +182,7 @@ def test_leftovers_of_every_kind_are_swept(stream, tmp_path):
     record = opened.add(s.arrivals[2])
     assert record.step == 3
     assert opened.verify() == []
-    assert {p.name for p in trunk.iterdir()} - {"lock"} == {"trunk.json", "journal.jsonl", "head", "steps"}
+    assert {p.name for p in trunk.iterdir()} - {"lock", "base.seen"} == {"trunk.json", "journal.jsonl", "head", "steps"}
     assert [p.name for p in (trunk / "steps").iterdir()] == ["000003"]
     assert (trunk / "head").read_text() != old_head
     merged = mw.merge(s.base, s.arrivals, "average")

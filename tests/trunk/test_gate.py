@@ -82,6 +82,33 @@ def test_a_fold_that_costs_too_much_is_refused(vision, tmp_path, call):
     assert trunk.log()[-1].step == 2
 
 
+def test_log_and_report_draw_accuracy_over_steps(vision, tmp_path, call):
+    path, check = tmp_path / "trunk", {t: f"{vision.path}#{t}" for t in ("ants", "bees")}
+    trunk = mw.Trunk.create(path, vision.base, "average", keep=5)
+    first = trunk.add(vision.task("ants").expert, "ants", check={"ants": check["ants"]})
+    assert "course" not in call("log", path).ok().out  # one point is no course
+    second = trunk.add(vision.task("bees").expert, "bees", check=check)
+    trunk.add(vision.task("cats").expert, "cats")
+    trunk.rollback(1)
+    ants = [first.details["checks"][0]["after"], second.details["checks"][0]["after"]]
+    bees = second.details["checks"][1]["after"]
+    bars = ["▁▂▃▄▅▆▇█"[min(int(value / 12.5), 7)] for value in [*ants, bees]]
+    *_, header, of_ants, of_bees = call("log", path).ok().out.rstrip().splitlines()
+    assert header.split() == ["accuracy", "step", "1", "step", "2", "step", "4", "course"]
+    # The step that was not judged is left out; the rollback has what was found of step 1.
+    drawn = f"{bars[0]}{bars[1]}{bars[0]}"
+    assert of_ants.split() == ["ants", *(f"{value:.1f}" for value in [*ants, ants[0]]), drawn]
+    assert of_bees.split() == ["bees", f"{bees:.1f}", bars[2]]
+    call("report", path, "--out", tmp_path / "r.html").ok()
+    data = json.loads((tmp_path / "r.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert [(row["step"], row["scores"]) for row in data["judged"]] == [
+        (1, {"ants": ants[0]}),
+        (2, {"ants": ants[1], "bees": bees}),
+        (4, {"ants": ants[0]}),
+    ]
+    assert data["judged"][1]["alone"] == {"bees": second.details["checks"][1]["arrival"]}
+
+
 def test_held_out_samples_judge_every_later_fold(vision, tmp_path):
     """A share of the data stays in the trunk, is never folded with, and is judged again at each add."""
     trunk = mw.Trunk.create(tmp_path / "trunk", vision.base, "ode", step=0.5, memory=mw.Bounds(24))

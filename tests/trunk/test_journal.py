@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,7 @@ from mergeway.trunk import store as stores
 @pytest.fixture
 def trunk(stream, tmp_path):
     s = stream(4)
-    made = mw.Trunk.create(tmp_path / "trunk", s.base, "average", keep=2)
+    made = mw.Trunk.create(tmp_path / "trunk", s.base, "average", keep=4)
     for arrival in s.arrivals[:3]:
         made.add(arrival)
     return made, s
@@ -35,6 +38,82 @@ def test_an_add_reads_one_record(trunk, monkeypatch):
     assert made.verify() == [] and len(made.log()) == 5
 
 
+def lengthened(path: Path, last: int) -> None:
+    """A trunk of one fold that looks as if it had had many: every record is there, and the snapshot is that of the last."""
+    records = stores.Store(path).journal().records
+    for step in range(2, last + 1):
+        digest = hashlib.sha256(str(step).encode()).hexdigest()
+        record = journals.replace(records[1], step=step, task=f"task {step}", digest=digest)
+        records.append(record.sealed(records[-1].hash))
+    (path / "journal.jsonl").write_text("".join(record.line() + "\n" for record in records))
+    (path / "steps" / "000001").rename(path / "steps" / f"{last:06d}")
+    journal = journals.Journal.read(path / "journal.jsonl")
+    (path / "head").write_bytes(journal.point().head())
+
+
+def work_of(act) -> tuple[int, int]:
+    """How many functions an action calls, and how many bytes it reads and writes."""
+
+    def io() -> int:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["rchar"]) + int(counts["wchar"])
+
+    calls = 0
+
+    def count(frame, event, arg) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = io()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls, io() - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count bytes")
+def test_an_add_at_fold_2000_does_the_work_of_one_at_fold_20(stream, tmp_path):
+    s = stream(3)
+    work = {}
+    for folds in (20, 2000):
+        path = tmp_path / str(folds)
+        mw.Trunk.create(path, s.base, "average", threads=1).add(s.arrivals[0])
+        lengthened(path, folds)
+        mw.Trunk.open(path, threads=1).add(s.arrivals[1])  # whatever is done only once in a process
+        work[folds] = work_of(lambda path=path: mw.Trunk.open(path, threads=1).add(s.arrivals[2]))
+        assert mw.Trunk.open(path).verify() == []
+    (calls, data), (more_calls, more_data) = work.values()
+    assert more_calls <= 1.05 * calls
+    # 24 bytes for each arrival in the head, read once and written once.
+    assert more_data - data <= 2 * 24 * (2000 - 20) + 1000
+
+
+def test_what_a_model_holds_is_found_in_one_walk(trunk):
+    """Removed, added again, rolled back to and fro: as a list that is changed record by record has it."""
+    made, s = trunk
+    made.remove("task2", s.arrivals[1])
+    made.add(s.arrivals[1])
+    made.rollback(4)
+    made.add(s.arrivals[3])
+    made.rollback(5)
+    made.rollback(0)
+    journal = stores.Store(made.path).journal()
+    held: list[list[str]] = []
+    for record in journal.records:
+        now = list(held[-1]) if held else []
+        if record.kind == "add":
+            now.append(record.task)
+        elif record.kind == "remove":
+            now.remove(record.task)
+        elif record.kind == "rollback":
+            now = held[record.details["to"]]
+        held.append(now)
+        assert [f.task for f in journal.folded(record.step)] == now
+    assert held[5] == held[8] == ["task1", "task3", "task2"] and held[-1] == []
+
+
 def test_the_journal_grows_in_place(trunk):
     made, s = trunk
     path = made.path / "journal.jsonl"
@@ -50,10 +129,12 @@ def test_the_head_knows_what_the_journal_says(trunk):
 
     def check():
         head = (made.path / "head").read_bytes()
-        assert head == store.journal().point().head()
-        assert journals.Point.read(head, made.path / "journal.jsonl") == store.journal().point()
-        known = [(f.step, f.task, f.digest, f.weight) for f in store.journal().folded()]
-        assert [(h.step, h.task, h.digest, h.weight) for h in store.point().held()] == known
+        journal, point = store.journal(), store.point()
+        assert head == journal.point().head()
+        assert journals.Point.read(head, made.path / "journal.jsonl") == journal.point()
+        assert point.held == journal.folded() and point.count == len(point.held)
+        assert all(f.task in point and point.with_digest(f.digest) for f in point.held)
+        assert "task9" not in point and point.with_digest("0" * 64) is None
 
     check()
     made.remove("task2", s.arrivals[1])
@@ -132,7 +213,7 @@ def test_a_head_that_lies_with_a_right_seal(trunk, call):
     """The seal finds accidents; `verify`, which reads the journal, finds the rest."""
     made, _ = trunk
     point = stores.Store(made.path).point()
-    lying = journals.replace(point, weights=(9.0, *point.weights[1:]))
+    lying = journals.replace(point, marks="0" * 24 + point.marks[24:])
     (made.path / "head").write_bytes(lying.head())
     assert "head was changed" in call("verify", made.path).mistake()
 

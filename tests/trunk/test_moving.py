@@ -37,6 +37,34 @@ def test_trunk_base_and_arrivals_move_together(there, call, tmp_path):
     assert trunk.log()[1].details["places"] == {"absolute": str(there.arrivals[0]), "relative": "../task1.safetensors"}
 
 
+def test_replay_after_a_move(there, call, tmp_path):
+    """Base and arrivals are read where they are now, and the new trunk knows them there."""
+    here = moved(there.base.parent, tmp_path)
+    expected = mw.merge(here / there.base.name, [here / p.name for p in there.arrivals[:2]], "opcm")
+    call("replay", here / "trunk", tmp_path / "again", "--rule", "opcm").ok()
+    again = mw.Trunk.open(tmp_path / "again")
+    assert all(torch.equal(again.params()[name], tensor) for name, tensor in expected.items())
+    assert again.base_ref == str(here / there.base.name)
+    assert [f.source for f in again.folded()] == [str(here / p.name) for p in there.arrivals[:2]]
+    assert again.verify() == []
+    base = (here / there.base.name).rename(tmp_path / "elsewhere")
+    assert "--base" in call("replay", here / "trunk", tmp_path / "no", "--rule", "opcm").mistake()
+    assert not (tmp_path / "no").exists()
+    base = base.rename(tmp_path / "elsewhere.safetensors")
+    call("replay", here / "trunk", tmp_path / "third", "--rule", "opcm", "--base", base).ok()
+    assert mw.Trunk.open(tmp_path / "third").log()[-1].result == again.log()[-1].result
+
+
+def test_replay_keeps_an_embedded_base_embedded(stream, call, tmp_path):
+    s = stream(1)
+    old = mw.Trunk.create(tmp_path / "trunk", s.base, "average", embed_base=True)
+    old.add(s.arrivals[0])
+    s.base.unlink()
+    call("replay", old.path, tmp_path / "far" / "again", "--rule", "opcm").ok()
+    shutil.rmtree(old.path)
+    call("add", tmp_path / "far" / "again", s.arrivals[0], "--again").ok()
+
+
 def test_base_beside_the_trunk_under_another_name(there, call, tmp_path):
     trunk = moved(there.base.parent / "trunk", tmp_path, "trunk")
     shutil.copyfile(there.arrivals[2], tmp_path / "a.safetensors")  # another model is passed over

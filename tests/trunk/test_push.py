@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import fake_hub
 import pytest
 
@@ -17,21 +15,11 @@ def trunk(vision, tmp_path):
     return made
 
 
-def environment(hub) -> dict[str, str]:
-    return {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_OFFLINE": "0",
-        "HF_TOKEN": "hf_fake",
-        "HF_HUB_DISABLE_XET": "1",
-    }
-
-
 def test_the_hub_gets_what_export_writes(trunk, run, tmp_path):
     exported = trunk.export(tmp_path / "out")
     with fake_hub.fake_hub() as hub:
         hub.repos["me/ants"] = {"model-00007-of-00009.safetensors": b"an older shard", "notes.txt": b"mine"}
-        done = run("push", trunk.path, "me/ants", "--message", "first", "--json", env=environment(hub)).json()
+        done = run("push", trunk.path, "me/ants", "--message", "first", "--json", env=hub.environment()).json()
         assert done["commit"] == "1" * 40 and done["step"] == 1
         [commit] = hub.commits
         assert commit["summary"] == "first"
@@ -42,9 +30,9 @@ def test_the_hub_gets_what_export_writes(trunk, run, tmp_path):
             assert held[name] == (exported / name).read_bytes()
         assert b"mergeway push" in held["README.md"]
         hub.refuses = 403
-        line = run("push", trunk.path, "me/ants", env=environment(hub)).mistake()
+        line = run("push", trunk.path, "me/ants", env=hub.environment()).mistake()
         assert "the hub refused the push (403" in line and "hf auth login" in line
-    assert "cannot be reached" in run("push", trunk.path, "me/ants", env=environment(hub)).mistake()
+    assert "cannot be reached" in run("push", trunk.path, "me/ants", env=hub.environment()).mistake()
 
 
 def test_dry_run_and_mistakes(trunk, call):

@@ -35,8 +35,8 @@ def problems(path) -> list[str]:
 
 
 def contents(path):
-    """All files of a trunk that hold something; the lock is empty."""
-    return sorted(p for p in path.rglob("*") if p.is_file() and p.name != "lock")
+    """All files of a trunk that hold something: the lock is empty, and the base's stamps are a hint that may be wrong."""
+    return sorted(p for p in path.rglob("*") if p.is_file() and p.name not in ("lock", "base.seen"))
 
 
 def test_intact(trunk):

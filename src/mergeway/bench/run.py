@@ -16,13 +16,14 @@ from mergeway.bench.outcome import Description, RunJson, RunRow
 from mergeway.bench.protocol import Cell, check_plan, plan
 from mergeway.bench.stream import FoldResult, matrix_of, run_cell
 from mergeway.bench.suite import Suite, load_suite
+from mergeway.core.printed import html_table
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.rules import RULES
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """The results of a benchmark; `losses` are those of base and experts on each task, none in a run of an earlier version."""
 
@@ -33,6 +34,25 @@ class Run:
     streams: dict[str, list[FoldResult]]
     cells: list[Cell]
     losses: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{row['rule']} {row['acc']:.1f}" for row in self.rows())
+        return (
+            f"Run({self.suite!r}, {len(self.finished())} of {len(self.cells)} streams, ACC {rules or 'not yet known'})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                r["rule"],
+                r["tasks"],
+                f"{r['acc']:.1f} ± {r['acc_std']:.1f}",
+                f"{r['bwt']:.1f} ± {r['bwt_std']:.1f}",
+                f"{r['gap']:.0f} %",
+            )
+            for r in self.rows()
+        ]
+        return html_table(f"Run on {self.suite}", ("rule", "tasks", "ACC", "BWT", "gap closed"), rows)
 
     def finished(self) -> list[tuple[Cell, list[FoldResult]]]:
         """The streams with all of their folds."""

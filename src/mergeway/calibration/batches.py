@@ -16,18 +16,24 @@ from mergeway.model.model import Encoder, scaled_cosine
 
 # A few rows of every task, each with its label or its one answer.
 Batch = Sequence[Samples]
+DOCUMENT = 4  # samples that a document counts for in a batch: it is judged at every token
 
 
-def draw_batches(tasks: Sequence[Samples], count: int, size: int, seed: int) -> Iterator[Batch]:
-    """`count` minibatches with an equal share of rows from every task; a copy counts as much as its sample."""
+def rows_in_a_batch(tasks: Sequence[Samples], size: int) -> int:
+    """How many rows make up a batch of that size: at least one of each task, of documents a quarter as many."""
+    return max(size // DOCUMENT if any(task.documents for task in tasks) else size, len(tasks))
+
+
+def draw_batches(tasks: Sequence[Samples], first: Sequence[int], count: int, size: int, seed: int) -> Iterator[Batch]:
+    """`count` minibatches with an equal share of rows from every task, those from `first` on; a copy counts as its sample does."""
     generator = torch.Generator().manual_seed(seed)
-    counts = shares(max(size, len(tasks)), len(tasks))
+    counts = shares(rows_in_a_batch(tasks, size), len(tasks))
     for _ in range(count):
         batch: list[Samples] = []
-        for task, rows in zip(tasks, counts, strict=True):
+        for task, start, rows in zip(tasks, first, counts, strict=True):
             versions = 1 if task.answers is None else task.answers.shape[1]
-            drawn = torch.randperm(len(task) * versions, generator=generator)[:rows]
-            batch.append(with_copies(task, whole_numbers(drawn // versions), whole_numbers(drawn % versions)))
+            drawn = torch.randperm((len(task) - start) * versions, generator=generator)[:rows]
+            batch.append(with_copies(task, whole_numbers(start + drawn // versions), whole_numbers(drawn % versions)))
         yield batch
 
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mergeway.core.tensors import whole_numbers
 
 # What a copy is drawn by, whatever else is copied: the key of its task, its row, its number.
 Name = tuple[int, int, int]
 
-SHIFT = 14  # a picture moves by up to one part in so many of its side: two pixels of 28
-LEAST_SHARE = 0.5  # of the own picture in a mixed one
+BENT = 0.25  # how far each entry of the matrix that turns, stretches and slants a picture may be from the identity
+SHIFTED = 1 / 14  # of its side, how far a picture moves at most: two pixels of 28
+LEAST_SHARE = 0.6  # of the own picture in a mixed one
 DROPPED = 1 / 7  # share of a text's tokens that are left out
 SPLICED = 0.5  # share of the copies that go on with the end of another text
 LEAST_BEGINNING = 0.25  # of a document that a copy of it keeps, at most all but as much
@@ -48,7 +51,7 @@ def how_copied(inputs: Mapping[str, object], documents: bool) -> str:
     if documents:
         return "begun as the document, gone on as an earlier one"
     if "images" in inputs:
-        return "shifted, and mixed with an earlier picture"
+        return "shifted, bent, and mixed with an earlier picture"
     return "words left out, every other one gone on as an earlier text" if "input_ids" in inputs else "as they are"
 
 
@@ -57,27 +60,41 @@ def _other(draw: np.random.Generator, row: int) -> int:
     return int(draw.integers(0, max(row, 1)))
 
 
+class _Change(NamedTuple):
+    """What a picture keeps of itself, which one it is mixed with, and how the two are moved: [A | b] of x ↦ A·x + b."""
+
+    share: float
+    other: int
+    own_move: np.ndarray
+    other_move: np.ndarray
+
+
 @lru_cache(1 << 16)  # the same copies come back in many batches, and a generator costs more than a picture
-def _change(name: Name, most: int) -> tuple[int, int, float, int]:
-    """How far a picture moves down and to the right, what it keeps of itself, and which one it is mixed with."""
+def _change(name: Name) -> _Change:
     draw = np.random.default_rng(name)
-    down, right = (int(v) for v in draw.integers(-most, most + 1, 2))
-    return down, right, draw.uniform(LEAST_SHARE, 1.0), _other(draw, name[1])
+    # Both sides of a picture are 2 long where it is sampled, from −1 to 1.
+    most = np.array([[BENT, BENT, 2 * SHIFTED]] * 2)
+    own, other = np.eye(2, 3) + most * draw.uniform(-1.0, 1.0, (2, 2, 3))
+    return _Change(draw.uniform(LEAST_SHARE, 1.0), _other(draw, name[1]), own, other)
 
 
 def _copy_images(images: Tensor, names: Sequence[Name]) -> Tensor:
-    """Shifted, then mixed with another picture of the task, the own one keeping at least half."""
-    _, height, width, channels = images.shape
-    changes = [_change(name, max(1, height // SHIFT)) for name in names]
-    down, right, share, other = (np.array(column) for column in zip(*changes, strict=True))
-    lines = np.array([row for _, row, _ in names])[:, None] * height + (np.arange(height) - down[:, None]) % height
-    own = images.reshape(-1, width, channels)[torch.as_tensor(lines)]
-    for columns in np.unique(right):
-        those = torch.as_tensor(right == columns)
-        own[those] = own[those].roll(int(columns), 2)
-    kept, lent = (torch.as_tensor(s).float().view(-1, 1, 1, 1) for s in (share, 1 - share))
-    mixed = own.float().mul_(kept).add_(images[torch.as_tensor(other)].float().mul_(lent))
-    return mixed.round_().to(images.dtype)
+    """Shifted and bent, then mixed with another picture of the task that was, the own one keeping the greater share."""
+    changes = [_change(name) for name in names]
+    own = _moved(images[[row for _, row, _ in names]], np.stack([c.own_move for c in changes]))
+    other = _moved(images[[c.other for c in changes]], np.stack([c.other_move for c in changes]))
+    share = torch.tensor([c.share for c in changes]).view(-1, 1, 1, 1)
+    return torch.lerp(other, own, share).round_().to(images.dtype)
+
+
+def _moved(images: Tensor, moves: np.ndarray) -> Tensor:
+    """Each picture seen through its own move; beyond its edge it goes on as it ends."""
+    channels_first = images.permute(0, 3, 1, 2).float()
+    grid = functional.affine_grid(
+        torch.as_tensor(moves, dtype=torch.float32), list(channels_first.shape), align_corners=False
+    )
+    seen = functional.grid_sample(channels_first, grid, padding_mode="border", align_corners=False)
+    return seen.permute(0, 2, 3, 1)
 
 
 def _copy_texts(inputs: Mapping[str, Tensor], names: Sequence[Name]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@
 
 `test` may be null: a fifth of the rows, drawn by a fixed seed, is held out. `labels` keeps the rows of some classes, `where`
 those with a value in a column; `names` gives the classes in order when the label column holds names instead of numbers.
+`file_prefix` names a column to be made of what the pictures' file names begin with, up to the first underscore.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mergeway.errors import OptionError
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "cls")
 HOLDOUT = 5  # one row in five is for testing where a dataset has no test split
-_KEYS = {"dataset", "config", "train", "test", "image", "label", "labels", "where", "names"}
+_KEYS = {"dataset", "config", "train", "test", "image", "label", "labels", "where", "names", "file_prefix"}
 
 
 class Table(Protocol):
@@ -92,17 +93,23 @@ def open_rows(description: JsonObject, split: str) -> tuple[Table, str, np.ndarr
     """The rows of a split with their pictures undecoded, the picture column, and the labels as numbers."""
     source, config = description["dataset"], description.get("config")
     name = description.get(split, split)
-    everything = load_split(source, config, name or description.get("train", "train"))
+    wanted, prefix = description.get("image"), description.get("file_prefix")
+    everything = load_split(source, config, name or description.get("train", "train"), wanted, prefix)
     if name is None or description.get("test", "test") is None:
         everything = _held_out(everything, split)
-    image = pick_column(source, everything, description.get("image"), IMAGE_COLUMNS)
+    image = pick_column(source, everything, wanted, IMAGE_COLUMNS)
     label = pick_column(source, everything, description.get("label"), LABEL_COLUMNS)
     return everything, image, _numbers(source, column_of(everything, label), description.get("names"))
 
 
 @lru_cache(maxsize=64)
-def load_split(source: str, config: str | None, split: str) -> Table:
-    """One split of a dataset: from the hub cache where it was downloaded, otherwise as the library finds it."""
+def load_split(
+    source: str, config: str | None, split: str, image: str | None = None, file_prefix: str | None = None
+) -> Table:
+    """One split of a dataset: from the hub cache where it was downloaded, otherwise as the library finds it.
+
+    `file_prefix` adds a column of what the file names of the `image` column begin with, unless there is one of that name.
+    """
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
@@ -122,6 +129,14 @@ def load_split(source: str, config: str | None, split: str) -> Table:
     for name, feature in rows.features.items():
         if isinstance(feature, datasets.Image):
             rows = rows.cast_column(name, datasets.Image(decode=False))
+    if file_prefix and file_prefix not in rows.column_names:
+        stored = rows.data.column(pick_column(source, rows, image, IMAGE_COLUMNS))
+        files = [file for chunk in stored.chunks for file in chunk.field("path").to_pylist()]
+        if not all(files):
+            raise OptionError(
+                f"{source}: has no column '{file_prefix}', and its pictures have no file names to tell it by"
+            )
+        rows = rows.add_column(file_prefix, [Path(file).name.split("_")[0] for file in files])
     return rows
 
 

@@ -18,12 +18,11 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from mergeway.calibration.copies import how_copied
 from mergeway.calibration.objective import Objective
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, draw, shares
 from mergeway.calibration.table import read_rows, write_rows
-from mergeway.calibration.teaching import TOP_K, answer_bytes, answers_of
+from mergeway.calibration.teaching import TOP_K, answer_bytes, answers_of, copied_of
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.checkpoint.writer import FileWriter
@@ -143,7 +142,14 @@ class CalibrationMemory:
             "copies": self.bounds.copies,
             "top_k": self.bounds.top_k,
             "tasks": [
-                {"name": t.task, "samples": len(t), "columns": c, "written": t.written, "asked": t.asked}
+                {
+                    "name": t.task,
+                    "samples": len(t),
+                    "columns": c,
+                    "written": t.written,
+                    "asked": t.asked,
+                    "copied": copied_of(t),
+                }
                 for t, c in zip(self.tasks, columns, strict=True)
             ],
         }
@@ -183,6 +189,11 @@ class CalibrationMemory:
             replace(found[row["name"]], head=_head(heads, number), written=row.get("written"), asked=row.get("asked"))
             for number, row in enumerate(rows)
         ]
+        for task, row in zip(tasks, rows, strict=True):
+            if row.get("copied") != copied_of(task):
+                raise TrunkError(
+                    f"{directory / name}.json: the copies of '{task.task}' that its arrival was asked about were made in another way than this version makes them; start a new trunk, or 'replay' this one"
+                )
         return cls(described["settings"], tasks, bounds)
 
     def summary(self, directory: Path) -> JsonObject:
@@ -218,20 +229,6 @@ def check_copies(copies: int | None) -> None:
         raise OptionError(
             f"--copies is {copies!r}; it must be 0 or more, the copies of each sample that an arrival is asked about"
         )
-
-
-def asked_about(objective: Objective | None, task: str) -> dict[str, object]:
-    """For the journal: what the arrival of this task was asked about, and how samples and copies came about."""
-    tasks = objective.pool if isinstance(objective, SampleObjective) else []
-    found: dict[str, object] = {}
-    for samples in tasks:
-        if samples.task == task and samples.answers is not None:
-            found = {"samples": len(samples), **answers_of(samples)}
-            if samples.answers.shape[1] > 1:
-                found["copied"] = how_copied(samples.inputs, samples.documents)
-            if samples.tops is not None:
-                found["top_k"] = samples.tops.shape[-1]
-    return {"asked": found} if found else {}
 
 
 def _head(stored: SafetensorsFiles | None, number: int) -> Tensor | dict[str, Tensor] | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mergeway.calibration.batches import Batch, batch_losses, draw_batches
 from mergeway.calibration.loss import Predict, mean_loss, targets
 from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, shares
-from mergeway.calibration.teaching import TOP_K, ask, copies_of
+from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of, placed
 from mergeway.model.inputs import Params
@@ -59,9 +59,13 @@ class SampleObjective:
         total = sum(weights) if weights else len(tasks)
         self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
 
-    def _hold(self, held: list[Samples]) -> None:
-        """Judge by these samples; in the order they were drawn in, because a copy is made from a sample and one before it."""
-        self._held, self.tasks = held, [t.by_length() for t in held]
+    def _hold(self, held: list[Samples], first: Sequence[int] | None = None) -> None:
+        """Judge by these samples, or by those from `first` on in each task.
+
+        All are kept, in the order they were drawn in, because a copy is made from its row's number and a sample before it.
+        """
+        self._held, self._first = held, first or [0] * len(held)
+        self.tasks = [t.rows(slice(n, None)).by_length() for t, n in zip(held, self._first, strict=True)]
 
     def seen(self, count: int, weights: Sequence[float] | None = None) -> SampleObjective:
         """The objective of the first `count` tasks of the stream; the samples are shared out anew."""
@@ -79,10 +83,10 @@ class SampleObjective:
         """The model and the samples of the task that came last."""
         return self.task_data(-1)
 
-    def _on(self, held: list[Samples]) -> SampleObjective:
+    def _on(self, held: list[Samples], first: Sequence[int] | None = None) -> SampleObjective:
         """The same loss on other samples of the same tasks."""
         other = copy(self)
-        other._hold(held)
+        other._hold(held, first)
         return other
 
     def _with(self, pool: Sequence[Samples], weights: Sequence[float] | None) -> SampleObjective:
@@ -135,7 +139,7 @@ class SampleObjective:
 
     def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Batch]:
         """Minibatches drawn by a seed: an equal share of samples, or of their copies, from every task."""
-        return draw_batches(self._held, count, size, seed)
+        return draw_batches(self._held, self._first, count, size, seed)
 
     def accumulate_batch(self, params: Params, batch: Batch) -> float:
         """The loss of all tasks on a minibatch; its gradient is added to `.grad` of the parameters."""
@@ -151,8 +155,7 @@ class SampleObjective:
         """The same loss on the first samples of each task, to fit on, and on the last fifth, to judge by."""
         cuts = [max(1, len(t) - max(1, len(t) // HELD_BACK)) for t in self._held]
         fit = [t.rows(slice(n)) for t, n in zip(self._held, cuts, strict=True)]
-        judge = [t.rows(slice(min(n, len(t) - 1), None)) for t, n in zip(self._held, cuts, strict=True)]
-        return self._on(fit), self._on(judge)
+        return self._on(fit), self._on(self._held, [min(n, len(t) - 1) for t, n in zip(self._held, cuts, strict=True)])
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> SampleObjective:
         """The objective with the arrival's answers on its task's samples, as many as this fold keeps: shares only shrink."""
@@ -183,3 +186,17 @@ def _rows_at_once(samples: Samples) -> int:
     if samples.documents:
         return 8
     return 32 if "attention_mask" in samples.inputs else 128
+
+
+def asked_about(objective: object, task: str) -> dict[str, object]:
+    """For the journal: what the arrival of this task was asked about, and how samples and copies came about."""
+    tasks = objective.pool if isinstance(objective, SampleObjective) else []
+    found: dict[str, object] = {}
+    for samples in tasks:
+        if samples.task == task and samples.answers is not None:
+            found = {"samples": len(samples), **answers_of(samples)}
+            if (copied := copied_of(samples)) is not None:
+                found["copied"] = copied
+            if samples.tops is not None:
+                found["top_k"] = samples.tops.shape[-1]
+    return {"asked": found} if found else {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.calibration.copies import LABELS, copy_rows
+from mergeway.calibration.copies import LABELS, copy_rows, how_copied
 from mergeway.calibration.loss import Predict, judged
 from mergeway.calibration.samples import Samples
 from mergeway.errors import OptionError
@@ -43,14 +43,18 @@ def ask(
     with torch.no_grad():
         for number in range(copies + 1):
             asked = with_copies(samples, range(len(samples)), [number] * len(samples))
-            parts = [asked.rows(slice(i, i + at_once)).trimmed() for i in range(0, len(asked), at_once)]
+            # Texts of like length side by side have little padding between them.
+            order = torch.arange(len(asked)) if asked.mask is None else asked.mask.sum(-1).argsort(stable=True)
+            back = order.argsort()
+            parts = [asked.rows(those).trimmed() for those in torch.split(order, at_once)]
             if not samples.documents:
-                answers.append(torch.cat([predict(params, part.inputs, part.head).cpu().half() for part in parts]))
+                found = [predict(params, part.inputs, part.head).cpu().half() for part in parts]
+                answers.append(torch.cat(found)[back])
                 continue
-            found = [_likeliest(predict(params, part.inputs, part.head), part, top_k) for part in parts]
+            likeliest = [_likeliest(predict(params, part.inputs, part.head), part, top_k) for part in parts]
             width = samples.labels.shape[1]
-            answers.append(torch.cat([_widened(answer, width) for answer, _ in found]))
-            tops.append(torch.cat([_widened(top, width) for _, top in found]))
+            answers.append(torch.cat([_widened(answer, width) for answer, _ in likeliest])[back])
+            tops.append(torch.cat([_widened(top, width) for _, top in likeliest])[back])
     answered = torch.stack(answers, 1)
     if not bool(torch.isfinite(answered).all()):
         raise OptionError(f"the arrival's answers on the samples of '{samples.task}' are not finite in half precision")
@@ -83,6 +87,12 @@ def answers_of(samples: Samples) -> dict[str, object]:
         return {"answers": 0, "copies": None, "written": samples.written}
     rows, versions = samples.answers.shape[:2]
     return {"answers": rows * versions, "copies": versions - 1, "written": samples.written}
+
+
+def copied_of(samples: Samples) -> str | None:
+    """How the copies were made that the arrival was asked about; None where it was asked about none."""
+    asked = samples.answers is not None and samples.answers.shape[1] > 1
+    return how_copied(samples.inputs, samples.documents) if asked else None
 
 
 def answer_bytes(samples: Samples) -> int:

@@ -75,7 +75,7 @@ def write_adapter(
     The tensors of `head` are stored whole, as modules that `peft` puts in place of the base's.
     """
     if rank < 1:
-        raise OptionError(f"--lora is {rank}; the rank must be at least 1")
+        raise OptionError(f"the rank is {rank}; it must be at least 1")
     moved = [n for n, i in base.infos.items() if i.merges and not torch.equal(model.read(n), base.read(n))]
     transposed = _stores_transposed(base)
     chosen = [n for n in moved if _is_target(n, base, transposed)]

@@ -120,6 +120,10 @@ class _Headed:
     def read(self, name: str) -> Tensor:
         return self._head.tensors[name] if name in self._head.tensors else self._model.read(name)
 
+    def expect(self, name: str) -> None:
+        if name not in self._head.tensors:
+            self._model.expect(name)
+
 
 def classes_of(head: Mapping[str, Tensor]) -> int | None:
     """How many classes a head of named tensors tells apart: the rows of its last matrix."""

@@ -1,30 +1,108 @@
-"""What is checked before the first byte is written: every tensor's digest, finite values, and whether an arrival fits the base."""
+"""What is checked before anything is committed: every tensor's digest, finite values, and whether an arrival fits the base."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.source import Checkpoint, spell_dtype
-from mergeway.core.tensors import TensorInfo, is_embedding
+from mergeway.core.ranks import team
+from mergeway.core.tensors import BLOCK, TensorInfo, is_embedding
 from mergeway.errors import CheckpointError
 
 SHOWN = 5  # how many tensors of a kind an error names
 
 
-@dataclass(frozen=True)
 class Inspection:
-    """The digests of a checkpoint's tensors, and of the checkpoint as a whole."""
+    """A checkpoint each of whose tensors is digested, and checked for values that are not finite, when it is first read.
 
-    digest: str
-    tensors: Mapping[str, str]
+    Of an adapter, these are its own tensors. `known` are digests that need not be worked out again.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, known: Mapping[str, str] | None = None) -> None:
+        self.source, self.directory, self.infos = checkpoint.source, checkpoint.directory, checkpoint.infos
+        self._checkpoint = self._own = checkpoint
+        self._extra = ""
+        if isinstance(checkpoint, LoraCheckpoint):
+            self._own, self._extra = checkpoint.adapter, checkpoint.digest_extra
+        if not self._own.infos:
+            raise CheckpointError(f"{self.source}: the checkpoint holds no tensors")
+        self._known = dict(known or {})
+        self._locks = {name: threading.Lock() for name in self._own.infos}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, looked at."""
+        tensor = self._checkpoint.read(name)
+        if self._own is self._checkpoint:
+            self._look(name, lambda: tensor)
+        return tensor
+
+    def expect(self, name: str) -> None:
+        """The tensor will be read soon."""
+        self._checkpoint.expect(name)
+
+    def look(self, name: str) -> str:
+        """The digest of a tensor, whose values must be finite."""
+        return self._look(name, lambda: self._own.read(name))
+
+    def _look(self, name: str, read: Callable[[], Tensor]) -> str:
+        if name not in self._known:
+            with self._locks[name]:
+                if name not in self._known:
+                    self._known[name] = self._digest(name, read())
+        return self._known[name]
+
+    def _digest(self, name: str, tensor: Tensor) -> str:
+        digest, finite = hashlib.sha256(), True
+        for block in _blocks(tensor):
+            digest.update(as_bytes(block))
+            finite = finite and (not self._own.infos[name].merges or is_finite(block))
+        if not finite:
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"{self.source}: tensor '{name}' holds {bad} values that are NaN or infinite; the checkpoint is damaged"
+            )
+        return digest.hexdigest()
+
+    def complete(self, pool: Executor | None = None, progress: Callable[[int], object] = lambda _: None) -> None:
+        """Look at every tensor that nobody has read, on whatever rank."""
+        for known in team().gather(self._known):
+            self._known |= known
+        left = [name for name in self._own.infos if name not in self._known]
+
+        def look(name: str) -> str:
+            found = self.look(name)
+            progress(self._own.infos[name].nbytes)
+            return found
+
+        self._known |= zip(left, (pool.map if pool else map)(look, left), strict=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the checkpoint as a whole; on several ranks only after `complete`."""
+        return combine_digests({name: self.look(name) for name in self._own.infos}, self._own.infos, self._extra)
+
+    @property
+    def tensors(self) -> Mapping[str, str]:
+        """The digests of all tensors."""
+        return {name: self.look(name) for name in self._own.infos}
+
+
+def inspect_checkpoint(
+    checkpoint: Checkpoint, pool: Executor | None = None, progress: Callable[[int], object] = lambda _: None
+) -> Inspection:
+    """Digest every tensor now and refuse a checkpoint with a value that is not finite; of an adapter, its own tensors."""
+    seen = Inspection(checkpoint)
+    seen.complete(pool, progress)
+    return seen
 
 
 def sha256_of(tensor: Tensor) -> str:
@@ -46,37 +124,19 @@ def combine_digests(tensors: Mapping[str, str], infos: Mapping[str, TensorInfo],
     return whole.hexdigest()
 
 
-def inspect_checkpoint(
-    checkpoint: Checkpoint, pool: Executor | None = None, progress: Callable[[int], object] = lambda _: None
-) -> Inspection:
-    """Digest every tensor and refuse a checkpoint with a value that is not finite; of an adapter, its own tensors."""
-    extra = ""
-    if isinstance(checkpoint, LoraCheckpoint):
-        checkpoint, extra = checkpoint.adapter, checkpoint.digest_extra
-    if not checkpoint.infos:
-        raise CheckpointError(f"{checkpoint.source}: the checkpoint holds no tensors")
-
-    def look(name: str) -> str:
-        tensor = checkpoint.read(name)
-        if checkpoint.infos[name].merges and not is_finite(tensor):
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise CheckpointError(
-                f"{checkpoint.source}: tensor '{name}' holds {bad} values that are NaN or infinite; the checkpoint is damaged"
-            )
-        progress(checkpoint.infos[name].nbytes)
-        return sha256_of(tensor)
-
-    names = list(checkpoint.infos)
-    digests = dict(zip(names, (pool.map if pool else map)(look, names), strict=True))
-    return Inspection(combine_digests(digests, checkpoint.infos, extra), digests)
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite; the extremes carry a NaN or an infinity, and are found far faster than a mask."""
     if tensor.numel() == 0:
         return True
     low, high = torch.aminmax(tensor)
     return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor in pieces that stay in the cache from one use to the next."""
+    flat = tensor.reshape(-1)
+    for start in range(0, flat.numel(), BLOCK):
+        yield flat[start : start + BLOCK]
 
 
 def tied_names(base: Checkpoint, inspection: Inspection) -> dict[str, str]:
@@ -141,7 +201,7 @@ def check_fits(
                 elsewhere[other] = moved
             differ = arrival.changes(alias) and arrival.changes(name)
         else:
-            differ = alias in shared and name in shared and seen.tensors[alias] != seen.tensors[name]
+            differ = alias in shared and name in shared and seen.look(alias) != seen.look(name)
         if differ:
             raise CheckpointError(
                 f"{arrival.source}: '{alias}' and '{name}' are one tied tensor in the base but differ here; untie the base or tie the arrival"
@@ -154,12 +214,10 @@ def _twins(name: str, checkpoint: Checkpoint, seen: Inspection, among: Iterable[
 
     Equal constants are where training starts, not a tie: two biases of zeros go separate ways.
     """
-    digest, info = seen.tensors[name], checkpoint.infos[name]
-    twins = sorted(
-        n
-        for n in among
-        if n != name and seen.tensors.get(n) == digest and checkpoint.infos[n] == info and info.numel > 1
-    )
+    info = checkpoint.infos[name]
+    # Only tensors of one shape are read to be compared.
+    alike = [n for n in among if n != name and checkpoint.infos.get(n) == info and info.numel > 1]
+    twins = sorted(n for n in alike if seen.look(n) == seen.look(name))
     if twins:
         low, high = torch.aminmax(checkpoint.read(name))
         if bool(low == high):

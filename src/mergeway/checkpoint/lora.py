@@ -83,6 +83,9 @@ class LoraCheckpoint:
         """Whether the adapter has an update for the tensor, or one to put in its place."""
         return name in self._factors or name in self._whole
 
+    def expect(self, name: str) -> None:
+        """An adapter is small, and its base is expected by whoever folds onto it."""
+
     def read(self, name: str) -> Tensor:
         weight = self.adapter.read(self._whole[name]) if name in self._whole else self._base.read(name)
         factors = self._factors.get(name)

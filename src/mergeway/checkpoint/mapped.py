@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,7 @@ class MappedFile:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size), object_pairs_hook=self._unique)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.status = os.fstat(file.fileno())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
             self._bytes = torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
@@ -63,6 +65,16 @@ class MappedFile:
         info = self.infos[name]
         start, stop = (self._start + offset for offset in self._offsets[name])
         return torch.asarray(self._bytes[start:stop], dtype=torch.uint8).view(info.dtype).reshape(info.shape)
+
+    def expect(self, name: str) -> None:
+        """Have the system read a tensor from the disk while we do something else; what goes wrong shows when it is read."""
+        start, stop = (self._start + offset for offset in self._offsets[name])
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
 
     def _info(self, name: str, entry: dict) -> TensorInfo:
         if not name:

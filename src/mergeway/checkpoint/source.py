@@ -51,6 +51,10 @@ class Checkpoint(Protocol):
         """One tensor, read only; on disk it is mapped, not copied."""
         ...
 
+    def expect(self, name: str) -> None:
+        """The tensor will be read soon, so that the disk can work while the tensor before it is folded."""
+        ...
+
 
 class InMemory:
     """A module's or a dictionary's tensors as a checkpoint."""
@@ -75,6 +79,9 @@ class InMemory:
     def read(self, name: str) -> Tensor:
         return self._tensors[name].contiguous().cpu()
 
+    def expect(self, name: str) -> None:
+        """It is here."""
+
 
 class SafetensorsFiles:
     """One or many safetensors files, mapped into memory."""
@@ -84,7 +91,8 @@ class SafetensorsFiles:
         self.directory = directory
         self.infos: dict[str, TensorInfo] = {}
         self._file_of: dict[str, MappedFile] = {}
-        for file in map(MappedFile, files):
+        self.files = [MappedFile(file) for file in files]
+        for file in self.files:
             for name, info in file.infos.items():
                 if name in self._file_of:
                     raise CheckpointError(
@@ -95,6 +103,9 @@ class SafetensorsFiles:
 
     def read(self, name: str) -> Tensor:
         return self._file_of[name].read(name)
+
+    def expect(self, name: str) -> None:
+        self._file_of[name].expect(name)
 
 
 def read_json(path: Path, what: str) -> JsonObject:

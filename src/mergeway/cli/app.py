@@ -14,7 +14,7 @@ import typer
 from mergeway import __version__
 from mergeway.core.printed import printable
 from mergeway.core.ranks import RankLost, joined, started_by_torchrun
-from mergeway.errors import GateRefused, MergewayError
+from mergeway.errors import GateRefused, MergewayError, speaking_to_a_shell
 
 app = typer.Typer(
     name="mergeway",
@@ -142,6 +142,7 @@ def register() -> None:
         importlib.import_module(f"mergeway.cli.{module}")
 
 
+@speaking_to_a_shell()
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
     register()

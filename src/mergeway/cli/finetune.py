@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import TRAIN, Force, Json, NoWait, TrunkPath, app, command_line
+from mergeway.cli.app import TRAIN, BaseAt, Force, Json, NoWait, TrunkPath, app, command_line
 from mergeway.cli.computing import computes
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def align(
     clip: Annotated[float, typer.Option("--clip", help="The longest gradient.")] = 1.0,
     tangent: Annotated[bool, typer.Option("--tangent", help="Align features in the tangent space.")] = False,
     no_wait: NoWait = False,
+    base: BaseAt = None,
     as_json: Json = False,
     *,
     compute: Compute,
@@ -203,7 +204,7 @@ def align(
 
     how = Alignment(module, distance, epochs, lr, batch, clip)  # type: ignore[arg-type]
     with progress() as bar:
-        record = Trunk.open(trunk, compute=compute, progress=bar).align(
+        record = Trunk.open(trunk, compute=compute, progress=bar, base=base).align(
             data, head, how, tangent=tangent, wait=not no_wait
         )
     if as_json:

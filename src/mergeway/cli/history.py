@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mergeway.cli.app import DEPLOY, BaseAt, Json, Threads, TrunkPath, app
-from mergeway.cli.records import checks_table, headline, lines_of
+from mergeway.cli.records import checks_table, course_table, headline, lines_of
 from mergeway.core.printed import printable
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
         for name, value in lines_of(record):
             out.print(f"    {name:<8} {value}", style="dim" if name in ("date", "model") else "", markup=False)
         out.print()
+    if drawn := course_table(records):
+        out.print(drawn)
 
 
 @app.command(rich_help_panel=DEPLOY)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from mergeway.checkpoint.source import JsonObject
     from mergeway.trunk.journal import Record
 
+STEPS = 6  # columns of the table of accuracies; the course beside them has all
+BARS = "▁▂▃▄▅▆▇█"
+
 
 def print_record(record: Record, as_json: bool) -> None:
     """What a change of a trunk came to."""
@@ -48,6 +51,32 @@ def checks_table(checks: Sequence[JsonObject]) -> Table:
     return table(columns, rows, numbers=columns[2:])
 
 
+def course_table(records: Sequence[Record]) -> Table | None:
+    """Accuracies over the steps that were judged, drawn from 0 to 100 percent; None where there is no course yet."""
+    from mergeway.cli.display import table
+    from mergeway.trunk.diff import judged_steps
+
+    judged = judged_steps(records)
+    if len(judged) < 2:
+        return None
+    shown = judged[-STEPS:]
+    columns = ("accuracy", *(f"step {record.step}" for record, _ in shown), "course")
+    tasks = dict.fromkeys(task for _, scores in judged for task in scores)
+    rows = [
+        (
+            task,
+            *(f"{scores[task]:.1f}" if task in scores else "" for _, scores in shown),
+            "".join(_bar(scores.get(task)) for _, scores in judged),
+        )
+        for task in tasks
+    ]
+    return table(columns, rows, numbers=columns[1:-1])
+
+
+def _bar(percent: float | None) -> str:
+    return " " if percent is None else BARS[min(int(percent / 100 * len(BARS)), len(BARS) - 1)]
+
+
 def headline(record: Record) -> str:
     """Step, kind and what it was about, as rich markup."""
     from rich.markup import escape
@@ -79,7 +108,7 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
         lines.append(
             (
                 "note",
-                f"fell back to its start: teaching took the loss on held-back samples from {facts['held_start']:.4g} to {facts['held_end']:.4g}",
+                f"fell back to the mean of the updates: its loss on held-back samples is {facts['held_mean']:.4g}, that of the taught model {facts['held_end']:.4g}",
             )
         )
     return lines

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, FOLD, Json, NoWait, Set, TrunkPath, app, read_options
+from mergeway.cli.app import DEPLOY, FOLD, BaseAt, Json, NoWait, Set, TrunkPath, app, read_options
 
 SHOWN = 20  # tensors in the table, unless all are asked for
 
@@ -129,9 +129,10 @@ def replay(
         list[str] | None,
         typer.Option("--head", metavar="TASK=FILE", help="The frozen head that goes with it.", show_default=False),
     ] = None,
+    base: BaseAt = None,
     as_json: Json = False,
 ) -> None:
-    """Fold the same arrivals by another rule, into a new trunk; they must still be where they were."""
+    """Fold the same arrivals by another rule, into a new trunk; they must still exist."""
     from mergeway.cli.arrivals import read_pairs
     from mergeway.cli.display import console, print_json
     from mergeway.rules import make
@@ -139,7 +140,8 @@ def replay(
     from mergeway.trunk.replay import replay as fold_again
 
     chosen = make(rule, read_options(options))
-    made = fold_again(Trunk.open(trunk), out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
+    opened = Trunk.open(trunk, base=base)
+    made = fold_again(opened, out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
     records = made.log()
     if as_json:
         print_json([asdict(r) for r in records])

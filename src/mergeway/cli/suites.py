@@ -36,7 +36,12 @@ def suites(context: typer.Context, as_json: Json = False) -> None:
     console().print("\nMade when first asked for:\n")
     columns = ("suite", "protocol", "tasks", "base", "data")
     console().print(
-        table(columns, [[str(row[c]).removeprefix("openai/") for c in columns] for row in others], ("tasks",), columns)
+        table(
+            columns,
+            [[str(row[c]).removeprefix("openai/") for c in columns] for row in others],
+            ("tasks",),
+            columns[:-1],
+        )
     )
 
 

@@ -30,6 +30,7 @@ from mergeway.fold.prepare import (
     Base,
     Given,
     check_weight,
+    looks_first,
     prepare_arrival,
     prepare_base,
     task_name,
@@ -149,6 +150,8 @@ def merge_into(
             outlet = OnDisk(stage, shard_size)
             *_, folded = stream.folds(pool, outlet)
             outlet.writer.finish()
+            for read in (stream.base, *stream.arrivals):
+                read.seen.complete(pool)
             team().from_lead(lambda: _write_beside(stage, stream, command))
     return MergedDirectory(out, stream.base, stream.arrivals, chosen, folded.at)
 
@@ -220,11 +223,12 @@ def _prepare(
     names: list[str] = []
     for number, checkpoint in enumerate(checkpoints):
         names.append(task_name(given.tasks[number] if given.tasks else None, checkpoint, names))
-    base = prepare_base(opened, pool, progress, head_pattern(opened, given.heads))
+    first = looks_first(rule)
+    base = prepare_base(opened, pool, progress, head_pattern(opened, given.heads), first)
     loss = as_objective(objective) if objective is not None else None
     arrivals: list[Arrival] = []
     for k, (checkpoint, weight, name) in enumerate(zip(checkpoints, shares, names, strict=True), 1):
-        arrival = prepare_arrival(base, checkpoint, weight, name, pool, progress)
+        arrival = prepare_arrival(base, checkpoint, weight, name, pool, progress, first)
         data = partial(_newest, loss, k) if loss is not None else None
         arrivals.append(with_extras(rule, base, arrival, moments[k - 1] if moments else None, data))
     return _Prepared(rule, base, arrivals, loss, progress)

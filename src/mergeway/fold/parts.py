@@ -19,6 +19,7 @@ from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.writer import Sink
 from mergeway.core.pool import MemoryTrimmer
 from mergeway.core.tensors import Part, parts, wide
+from mergeway.fold.ahead import reading_ahead
 from mergeway.fold.folder import Asks, Folder, Scratch, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival
 from mergeway.rules.rule import Fold, PartRule, Removable, Settles, State, Surveys, Wants, WantsMoments
@@ -93,7 +94,7 @@ class PartFolder(Folder):
                     self._deploy(model, name, part, origin, held, folds[-1])
             return tallies
 
-        return self._settled(folds, self._each("folding", one))
+        return self._settled(folds, self._each("folding", one, arrivals, state))
 
     def _settled(self, folds: list[Fold], tallies: list[list[Facts]]) -> Fold:
         """The last fold with what follows from the sums over all parameters, fold after fold."""
@@ -128,7 +129,10 @@ class PartFolder(Folder):
 
         at = standing.at.without(arrival.weight)
         at = replace(
-            self._settled([replace(at, weight=-arrival.weight)], self._each("removing", one)), weight=at.weight
+            self._settled(
+                [replace(at, weight=-arrival.weight)], self._each("removing", one, [arrival], standing.state)
+            ),
+            weight=at.weight,
         )
         self.deploy(at, kept.read(), model)
         self.copy_buffers(model)
@@ -141,7 +145,7 @@ class PartFolder(Folder):
             for part, origin, held in self._parts(name, state):
                 self._deploy(model, name, part, origin, held, at)
 
-        self._each("writing", one)
+        self._each("writing", one, [], state)
 
     def _fold_part(self, at: Fold, part: Part, delta: Tensor, state: State, extra: Tensor | None) -> State:
         rule = self.rule
@@ -161,22 +165,36 @@ class PartFolder(Folder):
                     for part, origin, held in self._parts(name, state)
                 ]
 
-            return [result for results in self.pool.map(one, self.base.merged_infos) for result in results]
+            return [result for results in self._each("looking", one, [arrival], state) for result in results]
 
         return rule.survey(at, self.base.size, look)
 
-    def _each(self, what: str, job: Callable[[str], T]) -> list[T]:
+    def _each(
+        self, what: str, job: Callable[[str], T], arrivals: Sequence[Arrival], state: Checkpoint | None
+    ) -> list[T]:
+        """Walk over the parameters of the base, the arrivals and the state."""
         infos = self.base.merged_infos
         self.progress.begin(what, sum(info.nbytes for info in infos.values()), "bytes")
         trimmer = MemoryTrimmer()
 
-        def one(name: str) -> T:
-            result = job(name)
-            self.progress.advance(infos[name].nbytes)
-            trimmer.passed(infos[name].nbytes)
-            return result
+        def expect(name: str) -> None:
+            self.base.checkpoint.expect(name)
+            for arrival in arrivals:
+                arrival.expect(name)
+            if state is not None:
+                for slot in self.rule.slots:
+                    state.expect(slot_name(slot, name))
 
-        return list(self.pool.map(one, infos))
+        with reading_ahead(list(infos), expect) as reached:
+
+            def one(name: str) -> T:
+                reached(name)
+                result = job(name)
+                self.progress.advance(infos[name].nbytes)
+                trimmer.passed(infos[name].nbytes)
+                return result
+
+            return list(self.pool.map(one, infos))
 
     def _parts(self, name: str, state: Checkpoint | None) -> Iterator[tuple[Part, Tensor, State]]:
         """The parts of a parameter with the base's values and the rule's state; tied names are one parameter to the rule."""

@@ -15,15 +15,16 @@ from torch import Tensor
 from mergeway.calibration.objective import Predict
 from mergeway.calibration.samples import Samples
 from mergeway.calibration.statistics import fisher_diagonal, gram_matrices
-from mergeway.checkpoint import Checkpoint, Inspection, check_fits, inspect_checkpoint
+from mergeway.checkpoint import Checkpoint, Inspection, check_fits
 from mergeway.checkpoint.heads import Head, head_of
 from mergeway.checkpoint.inspect import tied_names
+from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.moments import Moments, correction, moments_beside
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.rules.fisher import Fisher
-from mergeway.rules.rule import Rule, WantsGrams, WantsMoments
+from mergeway.rules.rule import PartRule, Rule, SeesMatrices, Wants, WantsGrams, WantsMoments
 
 # What a training run calls its snapshots; the run's own name says more.
 _SNAPSHOT = re.compile(r"checkpoint-\d+")
@@ -32,7 +33,7 @@ _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class Base:
-    """The base, inspected: its digest, which of its tensors are one tied tensor under two names, and which are heads."""
+    """The base, inspected as it is read: its digest, which of its tensors are one tied tensor under two names, and which are heads."""
 
     checkpoint: Checkpoint
     seen: Inspection
@@ -74,9 +75,23 @@ class Arrival:
     def read(self, name: str) -> Tensor:
         return self.checkpoint.read(self.elsewhere.get(name, name))
 
+    def expect(self, name: str) -> None:
+        """The tensor will be read soon."""
+        self.checkpoint.expect(self.elsewhere.get(name, name))
 
-def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT, heads: str | None = None) -> Base:
-    """Inspect a base; a quantised one is refused here, before anything else is read."""
+
+def looks_first(rule: Rule) -> bool:
+    """Whether checkpoints are inspected before the fold: where it takes long, or asks about data, you hear of a bad one at once.
+
+    All others are inspected in the walk that folds them, so that every byte is read once.
+    """
+    return not isinstance(rule, PartRule) or isinstance(rule, SeesMatrices | Wants)
+
+
+def prepare_base(
+    checkpoint: Checkpoint, pool: Executor, progress: Progress = SILENT, heads: str | None = None, first: bool = True
+) -> Base:
+    """A base, inspected `first` or as it is read; a quantised one is refused here, before anything else is read."""
     for name, info in checkpoint.infos.items():
         if info.dtype.is_floating_point and not info.merges:
             raise CheckpointError(
@@ -84,19 +99,25 @@ def prepare_base(checkpoint: Checkpoint, pool: Executor, progress: Progress = SI
             )
     if not any(info.merges for info in checkpoint.infos.values()):
         raise CheckpointError(f"{checkpoint.source}: not a model (no tensor of floating-point numbers)")
-    seen = _inspect(checkpoint, pool, progress)
-    return Base(checkpoint, seen, tied_names(checkpoint, seen), heads)
+    seen = _inspect(checkpoint, pool, progress, first)
+    return Base(seen, seen, tied_names(checkpoint, seen), heads)
 
 
 def prepare_arrival(
-    base: Base, checkpoint: Checkpoint, weight: float, task: str, pool: Executor, progress: Progress = SILENT
+    base: Base,
+    checkpoint: Checkpoint,
+    weight: float,
+    task: str,
+    pool: Executor,
+    progress: Progress = SILENT,
+    first: bool = True,
 ) -> Arrival:
-    """Inspect an arrival and check that it fits the base."""
+    """An arrival that fits the base, inspected `first` or as it is read; an adapter is small and always inspected first."""
     check_weight(weight)
-    seen = _inspect(checkpoint, pool, progress)
+    seen = _inspect(checkpoint, pool, progress, first or isinstance(checkpoint, LoraCheckpoint))
     elsewhere = check_fits(base.checkpoint, base.seen, checkpoint, seen, base.heads)
-    head = head_of(checkpoint, base.heads) if base.heads is not None else None
-    return Arrival(checkpoint, seen, float(weight), task, elsewhere, head)
+    head = head_of(seen, base.heads) if base.heads is not None else None
+    return Arrival(seen, seen, float(weight), task, elsewhere, head)
 
 
 def task_name(given: str | None, checkpoint: Checkpoint, taken: Container[str]) -> str:
@@ -125,9 +146,12 @@ def check_weight(weight: object) -> None:
         raise OptionError(f"weight {weight!r}: a utility weight is a positive, finite number")
 
 
-def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress) -> Inspection:
-    progress.begin(f"checking {checkpoint.source}", sum(i.nbytes for i in checkpoint.infos.values()), "bytes")
-    return inspect_checkpoint(checkpoint, pool, progress.advance)
+def _inspect(checkpoint: Checkpoint, pool: Executor, progress: Progress, first: bool) -> Inspection:
+    seen = checkpoint if isinstance(checkpoint, Inspection) else Inspection(checkpoint)
+    if first:
+        progress.begin(f"checking {seen.source}", sum(i.nbytes for i in seen.infos.values()), "bytes")
+        seen.complete(pool, progress.advance)
+    return seen
 
 
 # Moments as a user gives them: a file, or tensors by name.

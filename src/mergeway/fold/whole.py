@@ -37,7 +37,7 @@ class ModelFolder(Folder):
         held = {slot: self._read(state.read, slot) for slot in self.rule.slots} if state else {}
         base, target = self._read(self.base.checkpoint.read), self._read(arrival.read)
         self.progress.begin("merging", None, "passes")
-        merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team))
+        merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team, self.progress))
         at, details = at.settled(merged.facts), dict(merged.details)
         if to.state is not None:
             for slot, tensors in merged.state.items():

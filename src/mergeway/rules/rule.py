@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from mergeway.calibration.objective import Objective
+from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import ALONE, Team
 from mergeway.core.tensors import Part, is_linear
 from mergeway.errors import OptionError, suggest
@@ -67,7 +68,7 @@ class Fold:
 class Incoming:
     """What a whole model's fold starts from: the base, the rule's state (empty at the first fold), the arrival and the loss.
 
-    `team` are the processes that work on it together.
+    `team` are the processes that work on it together; `progress` is told of long work.
     """
 
     base: Params
@@ -75,6 +76,7 @@ class Incoming:
     arrival: Params
     objective: Objective
     team: Team = ALONE
+    progress: Progress = SILENT
 
 
 @dataclass

@@ -12,13 +12,27 @@ from mergeway.calibration.objective import Objective
 from mergeway.rules.directions import Directions
 from mergeway.rules.rule import Fold, Params
 
+GLANCE = 256  # samples and copies on which a model is looked at without being taught
+
 
 class Start(NamedTuple):
-    """The directions to start in, their best common gain, and what was found on the way."""
+    """The directions to start in, their best common gain, the loss there, and what was found on the way."""
 
     directions: Directions
     scale: float
+    loss: float
     facts: dict[str, float]
+
+
+def glance_at(loss: Objective) -> Callable[[Params], float]:
+    """The loss on one batch of samples and copies, always the same one, without gradients."""
+    rows = next(iter(loss.batches(1, GLANCE)))
+
+    def glance(params: Params) -> float:
+        with torch.no_grad():
+            return loss.accumulate_batch(params, rows)
+
+    return glance
 
 
 def find_start(
@@ -36,21 +50,22 @@ def find_start(
     """
     flat = Directions.of_sum({n: s / at.mean_weight for n, s in total.items()}, at.step, sees_matrix)
     kinds = {"flat": flat, "mean": flat.of_mean()}
-    if which == "base":
-        return Start(flat, 0.0, {"forwards": 0})
     ground = {n: b + carried[n] for n, b in base.items()}
+    glance = glance_at(loss)
+    if which == "base":
+        return Start(flat, 0.0, glance(ground), {"forwards": 1})
     facts: dict[str, float] = {"forwards": 0}
     lowest: dict[str, float] = {}
     for kind in kinds if which == "auto" else [which]:
 
         def along(c: float, directions: Directions = kinds[kind]) -> float:
-            return float(loss(directions.added(ground, directions.gains(c))))
+            return glance(directions.added(ground, directions.gains(c)))
 
         best = line_search(along, at.facts.get(kind, 1.0))
         lowest[kind] = best.loss
         facts |= {kind: best.scale, f"loss_{kind}": best.loss, "forwards": facts["forwards"] + best.looks}
     chosen = min(lowest, key=lambda kind: lowest[kind])
-    return Start(kinds[chosen], facts[chosen], {**facts, "from_mean": float(chosen == "mean")})
+    return Start(kinds[chosen], facts[chosen], lowest[chosen], {**facts, "from_mean": float(chosen == "mean")})
 
 
 def size_of_update(at: Fold, base: Params, arrival: Params) -> float:
@@ -76,8 +91,7 @@ def line_search(loss: Callable[[float], float], around: float = 1.0, ratio: floa
 
     def at(j: int) -> float:
         if j not in seen:
-            with torch.no_grad():
-                value = loss(around * ratio**j)
+            value = loss(around * ratio**j)
             seen[j] = value if math.isfinite(value) else math.inf
         return seen[j]
 

@@ -6,38 +6,68 @@ from math import cos, pi
 
 import torch
 
+from mergeway.calibration.batches import rows_in_a_batch
 from mergeway.calibration.objective import Objective
+from mergeway.core.progress import SILENT, Progress
 from mergeway.rules.directions import Directions
 from mergeway.rules.rule import Params
 
 WARM_UP = 0.05  # share of the steps in which the rates rise
+LEAST_WARM_UP = 8  # steps: Adam's first ones move every weight by the whole rate
 
 
-def teach(
-    start: Params, directions: Directions, loss: Objective, steps: int, batch: int, rate: float, weight_rate: float
-) -> tuple[Params, list[float]]:
-    """The model after so many steps, and the loss of every batch before its step; what moves of `start` is moved in place."""
-    moving = directions.names
-    if not moving:  # every arrival so far is the base
-        return start, []
-    model = {n: t.requires_grad_(n in directions.left) for n, t in start.items()}
-    gains = directions.gains(0.0)
-    groups = [{"params": [*gains.values()], "lr": rate}, {"params": [model[n] for n in moving], "lr": weight_rate}]
-    adam = torch.optim.Adam(groups, eps=1e-12)
-    decay = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: _share_of_rate(step, steps))
-    losses: list[float] = []
-    for rows in loss.batches(steps, batch):
-        adam.zero_grad(set_to_none=False)
-        losses.append(loss.accumulate_batch(model, rows))
-        gradients = {n: _gradient(model[n]) for n in moving}
-        before = {n: g.clone() for n, g in gains.items()}
-        for n, gradient in directions.of_gains(gradients).items():
-            gains[n].grad = gradient
-        adam.step()  # pyright: ignore[reportUnknownMemberType]
-        decay.step()
-        # Adam has moved the weights themselves; what the gains have gained is added to them.
-        directions.add_to(model, {n: g - before[n] for n, g in gains.items()})
-    return {n: t.detach() for n, t in model.items()}, losses
+class Lesson:
+    """A course of `steps` in which a model is taught in place, with one fall of the rates over all of it."""
+
+    def __init__(
+        self,
+        model: Params,
+        directions: Directions,
+        steps: int,
+        rate: float,
+        weight_rate: float,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.model, self.losses = model, list[float]()
+        self._directions, self._gains = directions, directions.gains(0.0)
+        self._moving = {n: model[n].requires_grad_() for n in directions.names}
+        groups = [
+            {"params": [*self._gains.values()], "lr": rate},
+            {"params": [*self._moving.values()], "lr": weight_rate},
+        ]
+        # Without a direction every arrival so far is the base, and there is nothing to move.
+        self._adam = torch.optim.Adam(groups, eps=1e-12) if self._moving else None
+        self._rates, self._steps, self._progress = (rate, weight_rate), steps, progress
+        progress.begin("teaching", steps, "steps")
+
+    def attend(self, loss: Objective, count: int, batch: int) -> None:
+        """The next `count` steps of the course, each on a batch of this loss; `losses` has that of each before its step."""
+        if self._adam is None:
+            return
+        for rows in loss.batches(count, batch, seed=len(self.losses)):
+            for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+                group["lr"] = rate * _share_of_rate(len(self.losses), self._steps)
+            self._adam.zero_grad(set_to_none=False)
+            self.losses.append(loss.accumulate_batch(self.model, rows))
+            self._progress.describe(f"teaching, loss {self.losses[-1]:.3f}")
+            self._progress.advance(1)
+            gradients = {n: _gradient(weight) for n, weight in self._moving.items()}
+            before = {n: g.clone() for n, g in self._gains.items()}
+            for n, gradient in self._directions.of_gains(gradients).items():
+                self._gains[n].grad = gradient
+            self._adam.step()  # pyright: ignore[reportUnknownMemberType]
+            # Adam has moved the weights themselves; what the gains have gained is added to them.
+            self._directions.add_to(self.model, {n: g - before[n] for n, g in self._gains.items()})
+
+    def end(self) -> Params:
+        """The model as it was taught."""
+        return {n: t.detach() for n, t in self.model.items()}
+
+
+def share_of_gradient(batch: int, objective: Objective) -> float:
+    """What a batch costs against one gradient over all samples; a function of your own is all there is."""
+    samples = sum(len(task) for task in objective.tasks)
+    return rows_in_a_batch(objective.tasks, batch) / samples if samples else 1.0
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:
@@ -48,4 +78,4 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor:
 
 def _share_of_rate(step: int, steps: int) -> float:
     """A short rise, then a cosine's fall to zero."""
-    return min(1.0, (step + 1) / max(1.0, WARM_UP * steps)) * 0.5 * (1 + cos(pi * step / max(1, steps)))
+    return min(1.0, (step + 1) / max(LEAST_WARM_UP, WARM_UP * steps)) * 0.5 * (1 + cos(pi * step / max(1, steps)))

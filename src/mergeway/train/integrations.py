@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,16 @@ class FoldCallback(TrainerCallback):
             numbers = {key: value for key, value in facts.items() if isinstance(value, int | float)}
             row |= {"mergeway/step": float(self.record.step), "mergeway/arrivals": float(len(self.trunk.folded()))}
             row |= {f"mergeway/{key}": float(value) for key, value in numbers.items()}
+            row |= _accuracies("accuracy", "after", self.record.details.get("checks", []))
+        if self.refused is not None:
+            # The deployed model stays, and the task that was refused has none.
+            earlier = [check for check in self.refused.checks if "arrival" not in check]
+            row |= _accuracies("accuracy", "before", earlier) | _accuracies("offered", "after", self.refused.checks)
         if self._trainer is not None:
             self._trainer.log(row)
         else:
             state.log_history.append({**row, "step": state.global_step})
+
+
+def _accuracies(name: str, when: str, checks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {f"mergeway/{name}/{check['task']}": float(check[when]) for check in checks}

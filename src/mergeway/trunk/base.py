@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergeway.checkpoint import Checkpoint, ModelWriter, open_checkpoint
+from mergeway.checkpoint import Checkpoint, Inspection, ModelWriter, open_checkpoint
 from mergeway.checkpoint.directory import side_files
 from mergeway.checkpoint.source import JsonObject
 from mergeway.core.files import copy_file, make_directory, reading, replace_text
@@ -24,6 +24,7 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.errors import BaseNotFound, CheckpointError, TrunkError
 from mergeway.fold.prepare import Base, prepare_base
 from mergeway.trunk.record import Places
+from mergeway.trunk.stamps import Stamps, known_digests, renew_stamps
 
 KEPT = "base"
 MOVED = "base.json"
@@ -86,7 +87,8 @@ class KeptBase:
         self._at_init = Places(settings["source"], relative=settings.get("relative"))
         self._pickles: bool = settings.get("allow_pickle", False)
         self._files: Mapping[str, str] | None = settings.get("files")
-        self._embedded: bool = settings.get("embedded", False)
+        self.embedded: bool = settings.get("embedded", False)
+        self._digested: tuple[Stamps, Inspection] | None = None  # what was found without the help of stamps
 
     @property
     def source(self) -> str:
@@ -98,19 +100,31 @@ class KeptBase:
         moved = self._moved()
         return [*(moved.seen_from(self._trunk) if moved else []), *self._at_init.seen_from(self._trunk)]
 
-    def find(self, pool: Executor, progress: Progress = SILENT, heads: str | None = None) -> Base:
-        """The base, inspected: the first of all places to look at that has its digest."""
+    def find(self, pool: Executor, progress: Progress = SILENT, heads: str | None = None, stamps: bool = True) -> Base:
+        """The base, inspected: the first of all places to look at that has its digest.
+
+        With `stamps`, files that the trunk has seen before are believed to be what they were.
+        """
         seen: dict[str, str] = {}
         for place in dict.fromkeys(self._places()):
             try:
-                found = prepare_base(open_checkpoint(place, allow_pickle=self._pickles), pool, progress, heads)
+                checkpoint = open_checkpoint(place, allow_pickle=self._pickles)
+                opened = Stamps.of(checkpoint)
+                known = known_digests(self._trunk, opened, checkpoint, self.digest) if stamps else None
+                found = prepare_base(Inspection(checkpoint, known), pool, progress, heads)
             except CheckpointError as problem:
                 seen[place] = str(problem)
                 continue
             if found.seen.digest == self.digest:
+                self._digested = (opened, found.seen) if known is None else None
                 return found
             seen[place] = f"has changed since 'init' (digest {found.seen.digest[:12]}, was {self.digest[:12]})"
         raise self._not_found(seen)
+
+    def remember(self) -> None:
+        """Bring up the stamps of a base that had to be digested; for a writer who has just committed something."""
+        if self._digested is not None:
+            renew_stamps(self._trunk, *self._digested)
 
     def _not_found(self, seen: Mapping[str, str]) -> TrunkError:
         first = self._given or self.source
@@ -125,7 +139,7 @@ class KeptBase:
         if self._given is not None:
             yield self._given
             return
-        if self._embedded:
+        if self.embedded:
             yield str(self._trunk / KEPT)
         yield from self.named_places()
         yield from _beside(self._trunk, Path(self._at_init.source).name)
@@ -139,7 +153,7 @@ class KeptBase:
 
     def relocate(self, ref: str, pool: Executor, progress: Progress = SILENT) -> str:
         """Write down where the base is now, if it is the base."""
-        KeptBase(self._trunk, {**self._settings(), "embedded": False}, ref).find(pool, progress)
+        KeptBase(self._trunk, {**self._settings(), "embedded": False}, ref).find(pool, progress, stamps=False)
         places = Places.of(ref, self._trunk)
         source = places.absolute or places.source
         row = {"source": source, "relative": places.relative}
@@ -164,10 +178,10 @@ class KeptBase:
 
     def embedded_problem(self, pool: Executor, progress: Progress = SILENT) -> str | None:
         """What is wrong with the weights that the trunk keeps of its base."""
-        if not self._embedded:
+        if not self.embedded:
             return None
         try:
-            KeptBase(self._trunk, self._settings(), str(self._trunk / KEPT)).find(pool, progress)
+            KeptBase(self._trunk, self._settings(), str(self._trunk / KEPT)).find(pool, progress, stamps=False)
         except TrunkError as problem:
             return str(problem)
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from mergeway.calibration.memory import Bounds
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.heads import head_pattern
+from mergeway.core.files import write_text
 from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError, TrunkError
@@ -15,6 +16,7 @@ from mergeway.fold.prepare import prepare_base
 from mergeway.rules import Description, Rule, make
 from mergeway.trunk.base import keep_base, settings_of_base
 from mergeway.trunk.record import Places, Record, now
+from mergeway.trunk.stamps import SEEN, Stamps, stamp_text
 from mergeway.trunk.store import Store
 
 
@@ -38,8 +40,10 @@ class Beginning:
             )
         _check_kept(self.keep, base)
         checkpoint = open_checkpoint(base, allow_pickle=self.allow_pickle)
+        opened = Stamps.of(checkpoint)
         with worker_pool(threads) as pool:
-            digest = prepare_base(checkpoint, pool, progress).seen.digest
+            seen = prepare_base(checkpoint, pool, progress).seen
+        digest = seen.digest
         about = asdict(Description.of(self.rule))
         options = about.pop("chosen")
         place = Places.of(str(base), path)
@@ -55,9 +59,12 @@ class Beginning:
         }
         details = {"rule": self.name, "options": options, "origin": about["origin"]}
         first = Record(0, "init", digest, now(), source=kept["source"], digest=digest, details=details)
-        return Store.create(
-            path, settings, first, lambda stage: keep_base(stage, checkpoint, self.embed_base, progress)
-        )
+
+        def fill(stage: Path) -> None:
+            keep_base(stage, checkpoint, self.embed_base, progress)
+            write_text(stage / SEEN, stamp_text(opened, seen))
+
+        return Store.create(path, settings, first, fill)
 
 
 def _check_kept(keep: object, base: object) -> None:

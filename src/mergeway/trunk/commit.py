@@ -22,7 +22,7 @@ from mergeway.checkpoint.writer import FileWriter, Sink
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.folder import Folder, Standing
-from mergeway.fold.prepare import Arrival, Base, Data
+from mergeway.fold.prepare import Arrival, Base, Data, looks_first, prepare_arrival
 from mergeway.rules.registry import Description
 from mergeway.rules.rule import Fold, WantsAnswers
 from mergeway.trunk.journal import Point, Record, now
@@ -137,12 +137,30 @@ class Change:
     pool: Executor
     heads: Mapping[str, Head]
 
+    def incoming(self, checkpoint: Checkpoint, weight: float, task: str, again: bool) -> Arrival:
+        """An arrival that fits; if it is inspected before the fold, one that is held already is refused at once."""
+        first = looks_first(self.folder.rule)
+        arrival = prepare_arrival(self.base, checkpoint, weight, task, self.pool, self.folder.progress, first)
+        if first:
+            self.refuse_twice(arrival, again)
+        return arrival
+
+    def refuse_twice(self, arrival: Arrival, again: bool) -> None:
+        """Weights that the deployed model holds already are most often a slip."""
+        arrival.seen.complete(self.pool)
+        folded = None if again else self.point.with_digest(arrival.seen.digest)
+        if folded is not None:
+            raise TrunkError(
+                f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
+            )
+
     def standing(self) -> Standing:
         """Where the rule stands after the last record."""
         last = self.point.last
         if last.files is None:
             return Standing()
-        return Standing(Fold(**last.stream), self.store.of(last).state(), self.point.weights)
+        weights = tuple(f.weight for f in self.point.held) if self.folder.asks == "tasks" else ()
+        return Standing(Fold(**last.stream), self.store.of(last).state(), weights)
 
     def calibrated(
         self, arrival: Arrival, heads: Mapping[str, Head], request: CalibrationRequest, bounds: Bounds
@@ -158,7 +176,7 @@ class Change:
             return {n: arrival.read(n) for n in self.base.merged_infos}
 
         if asks == "tasks":
-            rule, folded = self.folder.rule, self.point.held()
+            rule, folded = self.folder.rule, self.point.held
             tasks = {f.task: f.weight for f in folded} | {arrival.task: arrival.weight}
             held = CalibrationMemory.read(self.store.of(self.point.last).directory("calibration"))
             held = held or CalibrationMemory({}, bounds=bounds)
@@ -197,8 +215,9 @@ class Change:
             held = (held or CalibrationMemory({}, bounds=bounds)).holding(parted.settings, parted.held)
             data = None if self.folder.asks == "nothing" else parted.data
             request = replace(request, data=data)
-        names = [*(f.task for f in self.point.held()), arrival.task]
-        return held.shared_out(names) if held else None, request
+        if held is None:
+            return None, request
+        return held.shared_out([*(f.task for f in self.point.held), arrival.task]), request
 
 
 def record_of(store: Store, point: Point, kind: str, arrival: Arrival) -> Record:
@@ -215,12 +234,3 @@ def record_of(store: Store, point: Point, kind: str, arrival: Arrival) -> Record
         weight=arrival.weight,
         details={"places": places} if places else {},
     )
-
-
-def refuse_twice(arrival: Arrival, point: Point, again: bool) -> None:
-    """Weights that the deployed model holds already are most often a slip."""
-    folded = None if again else point.with_digest(arrival.seen.digest)
-    if folded is not None:
-        raise TrunkError(
-            f"{arrival.checkpoint.source}: the same weights were folded in at step {folded.step} as '{folded.task}'; pass --again to count them once more"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -100,3 +100,15 @@ def checked(record: Record) -> dict[str, float]:
     """What each task was worth when the step was committed, as far as it was judged."""
     rows: list[Mapping[str, float]] = record.details.get("checks", [])
     return {str(row["task"]): float(row["after"]) for row in rows}
+
+
+def judged_steps(records: Sequence[Record]) -> list[tuple[Record, dict[str, float]]]:
+    """Every step whose model was judged, with what each task was worth; a rollback has what was found of where it went."""
+    found: list[tuple[Record, dict[str, float]]] = []
+    for record in records:
+        judged = record
+        while judged.kind == "rollback":
+            judged = records[int(judged.details["to"])]
+        if scores := checked(judged):
+            found.append((record, scores))
+    return found

@@ -52,7 +52,7 @@ class Gate:
         found = [*given, *(t for t in kept if t.task not in self.check)]
         if found and team().count > 1:
             raise OptionError("a model is judged on one process; leave out --check and --holdout under torchrun")
-        tasks = [*(f.task for f in change.point.held()), arrival.task]
+        tasks = [*(f.task for f in change.point.held), arrival.task] if given else []
         for trial in given:
             if trial.task not in tasks and not isinstance(trial.model, CausalLM):
                 raise OptionError(f"--check {trial.task}=…: the trunk holds no such task; {suggest(trial.task, tasks)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,8 @@ from mergeway.trunk.record import START as START
 from mergeway.trunk.record import Record as Record
 from mergeway.trunk.record import canonical, parse_record
 from mergeway.trunk.record import now as now
+
+MARK = 12  # hexadecimal digits
 
 
 @dataclass(frozen=True)
@@ -29,37 +31,23 @@ class Folded:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The same as a point knows it, which is written anew at every step: no more than a change asks for."""
-
-    step: int
-    task: str
-    digest: str
-    weight: float
-
-
-@dataclass(frozen=True)
 class Point:
-    """Where a trunk stands: its last record, where that one is in the journal, and the arrivals that the model holds.
+    """Where a trunk stands: its last record, where that one ends in the journal, and a mark for each arrival that the model holds.
 
     It is all that a new record needs, so a change costs the same however long the journal is. The head file keeps it, sealed
     by its own hash; whoever doubts it reads the whole journal and works it out again.
     """
 
+    journal: Path
     last: Record
     end: int
     settings: str
-    weights: tuple[float, ...]
-    rows: bytes  # step, task and digest of every arrival, a line each
-
-    @classmethod
-    def of(cls, last: Record, end: int, settings: str, held: Sequence[Folded]) -> Point:
-        return cls(last, end, settings, tuple(f.weight for f in held), b"".join(map(_row, held)))
+    marks: str
 
     def head(self) -> bytes:
         """The head file: the last record's step and hash, this point, and the hash of both."""
-        where = {"end": self.end, "settings": self.settings, "weights": self.weights}
-        text = f"{self.last.step} {self.last.hash}\n{canonical(where)}\n".encode() + self.rows
+        where = {"end": self.end, "settings": self.settings}
+        text = f"{self.last.step} {self.last.hash}\n{canonical(where)}\n{self.marks}\n".encode()
         return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
     @classmethod
@@ -68,7 +56,7 @@ class Point:
         text, seal = head[:-65], head[-65:]
         if hashlib.sha256(text).hexdigest().encode() + b"\n" != seal:
             return None
-        named, where, rows = text.split(b"\n", 2)
+        named, where, marks, _ = text.decode().split("\n")
         values = json.loads(where)
         with open(journal, "rb") as file:
             size = file.seek(0, 2)
@@ -77,39 +65,49 @@ class Point:
             line = _last_line(file, size)
         last = parse_record(journal, 0, line)
         sound = last.hash == last.computed_hash() and last.line() == line
-        if not sound or f"{last.step} {last.hash}".encode() != named:
+        if not sound or f"{last.step} {last.hash}" != named:
             return None
-        return cls(last, size, values["settings"], tuple(values["weights"]), rows)
+        return cls(journal, last, size, values["settings"], marks)
 
     def grown(self, record: Record) -> Point:
         """The point behind the record of an arrival that was added."""
-        held = _folded(record)
         end = self.end + len(record.line().encode()) + 1
-        return replace(self, last=record, end=end, weights=(*self.weights, held.weight), rows=self.rows + _row(held))
-
-    def held(self) -> list[Held]:
-        """The arrivals that the model holds, in the order they were folded."""
-        rows = [json.loads(line) for line in self.rows.splitlines()]
-        return [Held(row[0], row[1], row[2], weight) for row, weight in zip(rows, self.weights, strict=True)]
-
-    def __contains__(self, task: object) -> bool:
-        """Whether the model holds an arrival of this name; most often it does not, and no row is parsed."""
-        return json.dumps(task).encode() in self.rows and task in self._tasks
+        return replace(self, last=record, end=end, marks=self.marks + _marks([_folded(record)]))
 
     @cached_property
-    def _tasks(self) -> set[str]:
-        return {f.task for f in self.held()}
+    def held(self) -> list[Folded]:
+        """The arrivals that the model holds, in the order they were folded; for this the whole journal is read."""
+        return Journal.read(self.journal, self.last.step).folded(self.last.step)
 
-    def with_digest(self, digest: str) -> Held | None:
+    @property
+    def count(self) -> int:
+        """How many arrivals the model holds."""
+        return len(self.marks) // (2 * MARK)
+
+    def __contains__(self, task: object) -> bool:
+        """Whether the model holds an arrival of this name."""
+        return self._may_hold(str(task), 0) and any(f.task == task for f in self.held)
+
+    def with_digest(self, digest: str) -> Folded | None:
         """The arrival with these weights, if the model holds it."""
-        if digest.encode() not in self.rows:
-            return None
-        return next((f for f in self.held() if f.digest == digest), None)
+        return next((f for f in self.held if f.digest == digest), None) if self._may_hold(digest, MARK) else None
+
+    def _may_hold(self, text: str, offset: int) -> bool:
+        """Whether an arrival has the mark of this text; most often none has, and no record is read."""
+        mark, at = _mark(text), -1
+        while (at := self.marks.find(mark, at + 1)) >= 0:
+            if at % (2 * MARK) == offset:
+                return True
+        return False
 
 
-def _row(held: Folded | Held) -> bytes:
-    # Line feeds are the only ends of lines, and JSON escapes them.
-    return json.dumps([held.step, held.task, held.digest], separators=(",", ":")).encode() + b"\n"
+def _marks(held: Iterable[Folded]) -> str:
+    """Of each arrival a piece of the hash of its name and of its digest: enough to say which arrivals are not among them."""
+    return "".join(_mark(f.task) + _mark(f.digest) for f in held)
+
+
+def _mark(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:MARK]
 
 
 def _folded(record: Record) -> Folded:
@@ -134,15 +132,16 @@ def _last_line(file: BinaryIO, size: int) -> str:
 class Journal:
     """The records of a trunk in order, and where each of them ends in the file."""
 
-    def __init__(self, records: list[Record], ends: list[int]) -> None:
+    def __init__(self, path: Path, records: list[Record], ends: list[int]) -> None:
+        self.path = path
         self.records = records
         self._ends = ends
 
     @classmethod
-    def begin(cls, record: Record) -> Journal:
+    def begin(cls, path: Path, record: Record) -> Journal:
         """The journal of a new trunk."""
         first = record.sealed(START)
-        return cls([first], [len(first.line().encode()) + 1])
+        return cls(path, [first], [len(first.line().encode()) + 1])
 
     @classmethod
     def read(cls, path: Path, named: int = -1) -> Journal:
@@ -182,7 +181,7 @@ class Journal:
             raise TrunkError(f"{path}, line {len(lines) + 1}: the last record is cut off or was changed")
         if not records:
             raise TrunkError(f"{path}: the journal is empty; restore it from a backup")
-        return cls(records, ends)
+        return cls(path, records, ends)
 
     @property
     def last(self) -> Record:
@@ -192,21 +191,23 @@ class Journal:
         """Where the trunk stood after a step, by default the last."""
         at = self.last.step if step is None else step
         settings = str(self.records[0].details.get("settings"))
-        return Point.of(self.records[at], self._ends[at], settings, self.folded(at))
+        return Point(self.path, self.records[at], self._ends[at], settings, _marks(self.folded(at)))
 
     def text(self) -> str:
         return "".join(record.line() + "\n" for record in self.records)
 
     def folded(self, step: int | None = None) -> list[Folded]:
         """The arrivals that the model of a step holds, in the order they were folded."""
-        held: dict[int, list[Folded]] = {}
-        for record in self.records:
-            before = held.get(record.step - 1, [])
-            if record.kind == "add":
-                before = [*before, _folded(record)]
+        at = self.last.step if step is None else step
+        held: list[Folded] = []
+        gone: set[str | None] = set()  # tasks that a later step takes out
+        while at > 0:  # from the newest record, so that a rollback is one jump
+            record, at = self.records[at], at - 1
+            if record.kind == "add" and record.task not in gone:
+                held.append(_folded(record))
             elif record.kind == "remove":
-                before = [f for f in before if f.task != record.task]
+                gone.add(record.task)
             elif record.kind == "rollback":
-                before = held.get(record.details.get("to", -1), [])
-            held[record.step] = before
-        return held[self.last.step if step is None else step]
+                to = record.details.get("to")
+                at = to if isinstance(to, int) and to <= at else 0
+        return held[::-1]

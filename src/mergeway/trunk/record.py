@@ -11,12 +11,13 @@ from pathlib import Path
 from types import NoneType
 
 from mergeway.checkpoint.source import JsonObject
+from mergeway.core.printed import html_table
 from mergeway.errors import TrunkError
 
 START = "0" * 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """One change: what was done, from what, and what came of it.
 
@@ -37,6 +38,19 @@ class Record:
     details: JsonObject = field(default_factory=dict[str, object])
     previous: str = START
     hash: str = ""
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in self._shown().items())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Step {self.step}", ("", ""), list(self._shown().items()))
+
+    def _shown(self) -> JsonObject:
+        """What says most, the digests cut short; `asdict` has the rest."""
+        row: JsonObject = {"step": self.step, "kind": self.kind, "task": self.task, "source": self.source}
+        row |= {"weight": self.weight, "result": self.result[:12], "time": self.time}
+        row |= {str(check["task"]): round(float(check["after"]), 2) for check in self.details.get("checks", [])}
+        return {name: value for name, value in row.items() if value is not None}
 
     def sealed(self, previous: str) -> Record:
         """The record with its place in the chain and its own hash."""
@@ -77,6 +91,8 @@ def parse_record(path: Path, number: int, line: str) -> Record:
     try:
         record = Record(**json.loads(line))
         if not all(isinstance(getattr(record, name), kinds) for name, kinds in _KINDS.items()):
+            raise TypeError
+        if record.kind in ("add", "remove") and None in (record.task, record.source, record.digest, record.weight):
             raise TypeError
         return record
     except (ValueError, TypeError, RecursionError):

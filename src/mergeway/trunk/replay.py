@@ -35,37 +35,45 @@ def replay(
         raise TrunkError(f"{trunk.path}: holds no arrival, so there is nothing to replay")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise TrunkError(f"{target}: exists and is not empty; choose another directory")
-    _check_sources(trunk)
+    base, places = _check_sources(trunk)
     memory = trunk.remembered()
     known = {t.task: Prepared(memory.settings, t) for t in memory.tasks} if memory is not None else {}
     given: dict[str, Data] = {**known, **(data or {})}
     try:
         with staged_directory(target) as stage:
             made = Trunk.create(
-                stage, trunk.base_ref, chosen, keep=trunk.keep, memory=trunk.bounds, heads=trunk.heads or ""
+                stage,
+                base,
+                chosen,
+                keep=trunk.keep,
+                memory=trunk.bounds,
+                heads=trunk.heads or "",
+                embed_base=trunk.embeds_base,
             )
-            for arrival in held:
+            for arrival, place in zip(held, places, strict=True):
                 needed = given.get(arrival.task) if chosen.needs else None
                 file = (head or {}).get(arrival.task)
-                made.add(arrival.source, arrival.task, arrival.weight, data=needed, head=file, again=True)
+                made.add(place, arrival.task, arrival.weight, data=needed, head=file, again=True)
     except CheckpointError as problem:
         raise TrunkError(str(problem)) from None
     return Trunk.open(target)
 
 
-def _check_sources(trunk: Trunk) -> None:
-    """Refuse, before any work, where an arrival is gone or is no longer what was folded."""
+def _check_sources(trunk: Trunk) -> tuple[str, list[str]]:
+    """Where the base and the arrivals are now; refuses, before any work, if one is gone or is no longer what was folded."""
     lost: list[str] = []
+    places = [trunk.place_of(arrival.step) for arrival in trunk.folded()]
     with worker_pool() as pool:
         base = prepare_base(trunk.deployed(0), pool, heads=trunk.heads)
-        for arrival in trunk.folded():
+        for arrival, place in zip(trunk.folded(), places, strict=True):
             try:
-                checkpoint = open_checkpoint(arrival.source, base.checkpoint)
+                checkpoint = open_checkpoint(place, base.checkpoint)
                 found = prepare_arrival(base, checkpoint, arrival.weight, arrival.task, pool).seen.digest
             except MergewayError as problem:
                 lost.append(f"'{arrival.task}' cannot be read ({problem})")
                 continue
             if found != arrival.digest:
-                lost.append(f"'{arrival.task}' at {arrival.source} has changed since step {arrival.step}")
+                lost.append(f"'{arrival.task}' at {place} has changed since step {arrival.step}")
     if lost:
         raise TrunkError(f"{trunk.path}: cannot be replayed: {'; '.join(lost)}")
+    return base.checkpoint.source, places

@@ -121,6 +121,9 @@ class Checked:
         self._locks = {name: threading.Lock() for name in stored.infos}
         self._sound: set[str] = set()
 
+    def expect(self, name: str) -> None:
+        self._stored.expect(name)
+
     def read(self, name: str) -> Tensor:
         tensor = self._stored.read(name)
         if name not in self._sound:

@@ -1,7 +1,7 @@
 """A trunk on disk.
 
     trunk.json       what was fixed at `init`: format, base, rule, options
-    base/            what is kept of the base, and base.json, where it is now (see `base`)
+    base/            what is kept of the base; base.json, where it is now, and base.seen, its files' stamps (see `base`, `stamps`)
     journal.jsonl    the history; a change happens at the one moment at which its record is at the end of this file
     head             the last record's step and hash, written after the journal, so that a shortened journal shows, and what the
                      next record needs to know of all records before it, so that a change costs the same at any step
@@ -52,6 +52,7 @@ class Store:
         self.head_path = path / "head"
         self.steps = path / "steps"
         self._known: Point | None = None  # where the trunk stands for as long as we hold the lock and change nothing
+        self.changed = False  # whether we have committed something since we took the lock
 
     @classmethod
     def create(
@@ -65,7 +66,7 @@ class Store:
             raise TrunkError(f"{path}: {what}; choose another directory")
         text = json.dumps({"format": FORMAT, **settings}, indent=2, sort_keys=True) + "\n"
         details = {**first.details, "settings": hashlib.sha256(text.encode()).hexdigest()}
-        journal = Journal.begin(replace(first, details=details))
+        journal = Journal.begin(path / "journal.jsonl", replace(first, details=details))
         try:
             with staged_directory(path) as stage, writing(path):
                 (stage / "steps").mkdir()
@@ -131,6 +132,7 @@ class Store:
         team().from_lead(lambda: lock.acquire(wait, progress))
         try:
             team().from_lead(self._sweep)
+            self.changed = False
             yield
         finally:
             self._known = None
@@ -197,6 +199,7 @@ class Store:
                 f"{self.path}: step {record.step} is committed, but a power cut now could undo it ({cause})"
             ) from None
         committed.append(record.step)
+        self.changed = True
         self._write_head(point, record)
         self.prune(keep)
         return record

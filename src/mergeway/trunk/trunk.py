@@ -12,8 +12,9 @@ from torch import Tensor
 from mergeway.calibration.alignment import Alignment
 from mergeway.calibration.calibrate import CalibrationRequest
 from mergeway.calibration.given import ByTask, Data, HeadByTask
-from mergeway.calibration.memory import HOLDOUT, Bounds, CalibrationMemory, asked_about, check_copies
+from mergeway.calibration.memory import HOLDOUT, Bounds, CalibrationMemory, check_copies
 from mergeway.calibration.objective import Objective
+from mergeway.calibration.sample_objective import asked_about
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.heads import read_heads
 from mergeway.checkpoint.resolve import Reference
@@ -27,7 +28,7 @@ from mergeway.model.compute import Compute
 from mergeway.rules import RULES, Rule, make, reference
 from mergeway.trunk.align import AlignedStep
 from mergeway.trunk.beginning import Beginning
-from mergeway.trunk.commit import Change, Commit, record_of, refuse_twice
+from mergeway.trunk.commit import Change, Commit, record_of
 from mergeway.trunk.gate import Gate
 from mergeway.trunk.journal import Record
 from mergeway.trunk.steps import Steps
@@ -132,8 +133,7 @@ class Trunk(Steps):
         with self._change(wait) as change:
             base, point = change.base, change.point
             name = task_name(task, checkpoint := open_checkpoint(ref, base.checkpoint, allow_pickle), point)
-            arrival = prepare_arrival(base, checkpoint, weight, name, change.pool, self._progress)
-            refuse_twice(arrival, point, again)
+            arrival = change.incoming(checkpoint, weight, name, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
             request = CalibrationRequest(data, head, objective, remember, self._compute, copies)
             held, request = change.held_back(arrival, heads, request, holdout, self.bounds)
@@ -142,6 +142,7 @@ class Trunk(Steps):
             arrival = with_extras(self.rule, base, arrival, moments, source)
             with Commit.begin(self._store, change.point, base) as commit:
                 [folded] = fold_stream(change.folder, [arrival], commit, loss, change.standing())
+                change.refuse_twice(arrival, again)
                 commit.keep_heads(heads)
                 commit.keep_memory(memory and memory.answered(folded.objective, name, arrival.seen.digest))
                 commit.keep_memory(held, HOLDOUT)
@@ -156,7 +157,7 @@ class Trunk(Steps):
         with self._change(wait) as change:
             change.folder.check_removable()
             base, point = change.base, change.point
-            held = {f.task: f for f in point.held()}
+            held = {f.task: f for f in point.held}
             if task not in held:
                 raise TrunkError(f"{self.path}: holds no task '{task}'; it holds {', '.join(held) or 'none'}")
             checkpoint = open_checkpoint(ref, base.checkpoint, allow_pickle)
@@ -174,7 +175,7 @@ class Trunk(Steps):
                 kept, model = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
                 at = change.folder.unfold(arrival, change.standing(), kept, model)
                 commit.keep_heads({t: h for t, h in change.heads.items() if t != task})
-                rest = [f.task for f in point.held() if f.task != task]
+                rest = [f.task for f in point.held if f.task != task]
                 back = CalibrationMemory.read(self._store.of(point.last).directory(HOLDOUT), HOLDOUT)
                 commit.keep_memory(back.shared_out(rest) if back else None, HOLDOUT)
                 return commit.finish(record, self.rule_today, at, {}, self.keep)
@@ -194,7 +195,7 @@ class Trunk(Steps):
         """
         with self._change(wait) as change:
             last = change.point.last
-            if last.kind != "add" or len(change.point.weights) < 2:
+            if last.kind != "add" or change.point.count < 2:
                 raise TrunkError(
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
@@ -206,8 +207,10 @@ class Trunk(Steps):
         """The writer's lock, workers, and the trunk as it stands."""
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
             point = self._store.point()
-            base = self._base(pool)
+            base = self._kept_base.find(pool, self._progress, self.heads)
             folder = folder_of(self.rule, base, pool, self._progress, team())
             yield Change(
                 self._store, point, base, folder, pool, read_heads(self._store.of(point.last).directory("heads"))
             )
+            if self._store.changed:
+                self._kept_base.remember()

@@ -56,7 +56,7 @@ def base_problems(
     if damaged := base.embedded_problem(pool, progress):
         problems.append(damaged)
     try:
-        base.find(pool, progress)
+        base.find(pool, progress, stamps=False)
     except BaseNotFound as problem:
         if others or problems:
             return problems

@@ -18,8 +18,9 @@ from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.heads import read_heads
 from mergeway.checkpoint.source import JsonObject
 from mergeway.core.pool import worker_pool
+from mergeway.core.printed import html_table
 from mergeway.core.progress import SILENT, Progress
-from mergeway.errors import CheckpointError, OptionError, TrunkError, suggest
+from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError, suggest
 from mergeway.fold.prepare import Base
 from mergeway.model.compute import Compute
 from mergeway.rules import Description, Rule, make
@@ -66,6 +67,26 @@ class TrunkView:
         except OptionError as problem:
             raise TrunkError(f"{store.settings_path}: {problem}; restore it from a backup") from None
 
+    def __repr__(self) -> str:
+        try:
+            last, held = self.log()[-1].step, [f.task for f in self.folded()]
+        except MergewayError as problem:  # to look at an object must not fail
+            return f"{type(self).__name__}({str(self.path)!r}, {problem})"
+        return f"{type(self).__name__}({str(self.path)!r}, rule={self._rule_as[0]!r}, step={last}, tasks={held})"
+
+    def _repr_html_(self) -> str:
+        try:
+            records, held = self.log(), {f.step for f in self.folded()}
+        except MergewayError as problem:
+            return html_table(f"Trunk {self.path}", (), [(problem,)])
+        rows = [
+            (r.step, r.kind, r.task or "", "" if r.weight is None else f"{r.weight:g}", r.result[:12], r.step in held)
+            for r in records
+        ]
+        shown = [(*row, "yes" if deployed else "") for *row, deployed in rows]
+        title = f"Trunk {self.path}, rule {self._rule_as[0]}, base {self.base_ref}"
+        return html_table(title, ("step", "kind", "task", "weight", "model", "in the model"), shown)
+
     @property
     def path(self) -> Path:
         return self._store.path
@@ -74,6 +95,11 @@ class TrunkView:
     def base_ref(self) -> str:
         """Where the base was when it was last named."""
         return self._kept_base.source
+
+    @property
+    def embeds_base(self) -> bool:
+        """Whether the trunk keeps a copy of its base."""
+        return self._kept_base.embedded
 
     @cached_property
     def rule(self) -> Rule:
@@ -183,6 +209,11 @@ class TrunkView:
     def places_of(self, step: int) -> list[str]:
         """Where the arrival of a step may lie today: where it was, and where it was as seen from the trunk."""
         return Places.recorded(self.record(step)).seen_from(self.path)
+
+    def place_of(self, step: int) -> str:
+        """Where the arrival of a step is today; where it was given from if it is at none of its places on this disk."""
+        record = self.record(step)
+        return next((place for place in self.places_of(step) if Path(place).exists()), str(record.source))
 
     def kept_steps(self) -> list[int]:
         """The steps that `rollback` can go back to."""

@@ -187,6 +187,14 @@ def test_run_without_sweep_and_trajectories(visit, report, written):
     assert page.locator("#paths .note").is_visible()
 
 
+def test_trunk_page_without_trajectories_has_no_certificates(report, stream, tmp_path):
+    files = stream(2)
+    trunk = Trunk.create(tmp_path / "trunk", files.base, "average")
+    trunk.add(files.arrivals[0])
+    text = report(trunk.path)[0].read_text()
+    assert 'id="journal"' in text and 'id="paths"' not in text and 'href="#paths"' not in text
+
+
 def test_trunk_page(visit, report, stream, tmp_path):
     files = stream(3)
     trunk = Trunk.create(tmp_path / "trunk", files.base, "ode", keep=9)

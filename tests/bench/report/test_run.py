@@ -135,3 +135,15 @@ def test_mistakes_are_one_line(written, call, tmp_path):
     (written.path / "run.json").write_text(json.dumps({"suite": "tiny", "utilities": "uniform", "samples": 8}))
     assert "no finished stream" in call("report", written.path, "--out", out).mistake()
     assert not out.exists()
+
+
+def test_certificates_over_streams(written, report):
+    """Two streams of `ode` with two paths each, all certified; the written run has no losses, so no task is the worst."""
+    page, data = report(written.path)
+    (row,) = data["certificates"]
+    assert (row["rule"], row["streams"], row["folds"], row["certified"], row["within"]) == ("ode", 2, 4, 4, 4)
+    assert (row["gamma"], row["kept"], row["worst"], row["rise"]) == (0.5, None, None, None)
+    body = re.search(r'id="certificates">.*?<tbody>(.*?)</tbody>', page.read_text(), re.S)[1]
+    assert re.findall(r"<t[dh].*?>(.*?)</t[dh]>", body) == [
+        *("ode", "3", "4", "100 %", "100 %", "0.0000", "0.500", "–", "–", "–")
+    ]

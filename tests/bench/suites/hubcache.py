@@ -97,8 +97,13 @@ def save(model, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def dataset(name: str, splits: dict[str, int], classes: int, seed: int, columns=("image", "label"), **more) -> dict:
-    """Parquet files of PNG pictures of several sizes; returns the pictures and labels by split. `more`: column -> f(row)."""
+def dataset(
+    name: str, splits: dict[str, int], classes: int, seed: int, columns=("image", "label"), files=None, **more
+) -> dict:
+    """Parquet files of PNG pictures of several sizes; returns the pictures and labels by split.
+
+    `files`: the name of a picture's file by its row; `more`: column -> f(row).
+    """
     rng = np.random.default_rng(seed)
     folder, made = repository(name, "dataset"), {}
     load_split.cache_clear()  # another test may have had a dataset of that name
@@ -106,7 +111,9 @@ def dataset(name: str, splits: dict[str, int], classes: int, seed: int, columns=
     for split, count in splits.items():
         pictures = [rng.integers(0, 256, (*rng.integers(SIDE, 3 * SIDE, 2), 3), dtype=np.uint8) for _ in range(count)]
         labels = (np.arange(count) % classes).tolist()
-        table = {columns[0]: [{"bytes": png(p), "path": None} for p in pictures], columns[1]: labels}
+        paths = [files(row) if files else None for row in range(count)]
+        stored = [{"bytes": png(p), "path": path} for p, path in zip(pictures, paths, strict=True)]
+        table = {columns[0]: stored, columns[1]: labels}
         table |= {column: [value(row) for row in range(count)] for column, value in more.items()}
         pyarrow.parquet.write_table(pyarrow.table(table), folder / "data" / f"{split}-00000-of-00001.parquet")
         made[split] = (pictures, labels)

@@ -16,7 +16,8 @@ from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import check_suite, split_suite
 from mergeway.bench.suites.datasets import known_datasets
 from mergeway.bench.suites.named import BACKBONES, Recipe, recipes, write_recipe
-from mergeway.bench.suites.split import class_parts
+from mergeway.bench.suites.orders import class_order, domain_order
+from mergeway.bench.suites.split import class_parts, domain_parts
 
 CLASSES, RNG = 6, np.random.default_rng(0)
 
@@ -90,6 +91,9 @@ def test_chunks_are_contiguous_in_a_fixed_order():
     assert sorted(shuffled) == list(range(100)) != shuffled
     assert shuffled == [c for p in class_parts(100, 20, seed=3) for c in p.labels]
     assert {len(p.labels) for p in class_parts(100, 7)} == {14, 15}
+    # As the released code cuts 196 cars: each chunk from floor(39.2 i) to floor(39.2 (i + 1)).
+    assert [len(p.labels) for p in class_parts(196, 5)] == [39, 39, 39, 39, 40]
+    assert [p.labels for p in class_parts(4, 2, order=[3, 0, 2, 1])] == [[3, 0], [2, 1]]
 
 
 def test_class_incremental_suite(tower, data, call, tmp_path):
@@ -232,6 +236,55 @@ def test_a_dataset_of_ones_own_where_none_is_known(call, tmp_path):
     assert [t["name"] for t in made["tasks"]] == ["amazon", "dslr", "webcam"]
 
 
+def test_released_orders():
+    """The first and the last classes of each by their names, as the released code has them, and every class once."""
+    ends = {
+        "cifar100": (["rose", "tractor", "boy", "bus"], ["bridge", "tank", "flatfish"]),
+        "cub-200": (["American_Three_toed_Woodpecker", "Bay_breasted_Warbler"], ["Sooty_Albatross", "Brown_Creeper"]),
+    }
+    for name, (first, last) in ends.items():
+        names = known_datasets()[name].classes
+        order = class_order(name, len(names))
+        assert sorted(order) == list(range(len(names)))
+        assert [names[c] for c in order[: len(first)]] == first
+        assert [names[c] for c in order[-len(last) :]] == last
+    assert class_order("imagenet-r", 200) == class_order("cub-200", 200)
+    assert class_order("imagenet-r", 40) == class_order("elsewhere", 40) == list(range(40))
+    assert [p.name for p in domain_parts(["real", "Sketch", "oil", "clipart"], None, domain_order("domainnet"))] == [
+        "clipart",
+        "Sketch",
+        "real",
+        "oil",
+    ]
+    assert len(set(domain_order("imagenet-r-domains"))) == 15
+
+
+def test_domains_by_the_names_of_the_picture_files(call, tmp_path):
+    """ImageNet-R has no column for its renditions: a file is called art_7.jpg."""
+    hubcache.clip_model(BACKBONES["b16"], seed=5)
+    renditions = ("art", "cartoon", "tattoo", "toy")
+    more = {"class_name": lambda row: "cat" if row < 60 else "dog"}
+    hubcache.dataset("axiong/imagenet-r", {"test": 120}, 2, 1, ("image", "number"), **more)
+    told = call("suites", "build", "imagenet-r-domains", "--out", tmp_path / "nameless").mistake()
+    assert "no file names to tell it by" in told
+    assert not (tmp_path / "nameless").exists()
+    hubcache.dataset(
+        "axiong/imagenet-r",
+        {"test": 120},
+        2,
+        1,
+        ("image", "number"),
+        files=lambda row: f"{renditions[row % 4]}_{row}.jpg",
+        **more,
+    )
+    made = call("suites", "build", "imagenet-r-domains", "--out", tmp_path / "r", "--json").json()
+    assert [t["name"] for t in made["tasks"]] == ["tattoo", "art", "cartoon", "toy"]
+    suite = load_suite(tmp_path / "r")
+    assert suite.protocol == "dil"
+    assert [sum(len(suite.samples(n, s)) for s in ("train", "test")) for n in renditions] == [30, 30, 30, 30]
+    assert set(suite.samples("toy", "train").labels.tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize("name", [name for name, recipe in recipes().items() if recipe.protocol != "task"])
 def test_every_incremental_suite_by_its_name(call, tmp_path, name):
     """Each as the hub has it, in miniature: all of its classes and domains, in the columns and splits that we say it has."""
@@ -239,7 +292,9 @@ def test_every_incremental_suite_by_its_name(call, tmp_path, name):
     known = known_datasets()[recipe.datasets[0]]
     classes = len(known.classes) if known.classes else 40
     reading, more = known.reading, {}
-    if known.domain:
+    if "file_prefix" in reading:
+        more["files"] = lambda row: f"{('clipart', 'real', 'sketch')[row % 3]}_{row}.jpg"
+    elif known.domain:
         more[known.domain] = lambda row: ("clipart", "real", "sketch")[row % 3]
     image, label = reading.get("image", "image"), reading.get("label", "label")
     if known.classes is None and label == "class_name":

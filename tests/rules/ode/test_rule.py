@@ -405,7 +405,7 @@ def test_an_objective_instead_of_data(suite, tmp_path):
     for task in suite.tasks:
         trunk.add(task.expert, task.name, objective=objective)
     assert_same(trunk.params(), mw.merge(suite.base, experts(suite), "ode", None, objective))
-    with pytest.raises(OptionError, match=r"remembers no samples of ants, bees, cats.*--data ants=DATA"):
+    with pytest.raises(OptionError, match=r"remembers no samples of ants, bees, cats.*data={'ants': DATA}"):
         trunk.add(experts(suite)[0], "more", data=f"{suite.path}#ants", again=True)
 
 

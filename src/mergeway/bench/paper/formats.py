@@ -17,6 +17,7 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     **{c: f"${name}$" for c, name in {"→": r"\rightarrow", "λ": r"\lambda", "α": r"\alpha", "γ": r"\gamma"}.items()},
     **{c: f"${name}$" for c, name in {"ρ": r"\rho", "±": r"\pm", "−": "-", "⋆": r"^\star", "Σ": r"\Sigma"}.items()},
+    **{c: f"${name}$" for c, name in {"Θ": r"\Theta", "≤": r"\leq"}.items()},
 }
 
 

@@ -42,7 +42,7 @@ def _methods(study: Study, name: str, kind: str) -> Table:
     rows = [row("Θ(1)", "zero-shot"), row("all data", "joint"), *mark_best([*merged, *tuned])]
     title = f"A_N of every method, {study.longest} {kind} tasks of {study.suite.name}"
     columns = ("memory", "method", "frozen head", "nearest mean")
-    return Table(name, title, columns, rows, _note(study), (2, 2 + len(merged)))
+    return Table(name, title, columns, rows, note_of_training(study), (2, 2 + len(merged)))
 
 
 def ablation(study: Study) -> Table:
@@ -73,7 +73,7 @@ def ablation(study: Study) -> Table:
     shown = {"head": "frozen head", "nearest-mean": "nearest mean"}
     title = f"What each stage adds, {study.longest} tasks of {study.suite.name}, {shown[classifier]}"
     columns = ("FT", "merge", "tangent", "align", *tasks, "A_N", "gain", f"A_N, {shown[other]}")
-    note = f"{_note(study)} Gain: over the row above, within each seed. 'line' merges by plain interpolation at the same λ."
+    note = f"{note_of_training(study)} Gain: over the row above, within each seed. 'line' merges by plain interpolation at the same λ."
     return Table("holistic-4", title, columns, rows, note, (len(first),))
 
 
@@ -86,7 +86,8 @@ def _marks(name: str) -> list[Entry]:
     return ["✓", during, "✓" if stages.tangent else "", "✓" if stages.align else ""]
 
 
-def _note(study: Study) -> str:
+def note_of_training(study: Study) -> str:
+    """How the models of a table were trained."""
     training, alignment = settings_of(study.suite, 0)
     count = study.orders
     return (

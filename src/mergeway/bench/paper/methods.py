@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from mergeway.bench.paper.icarl import icarl
 from mergeway.bench.paper.pipeline import EWC, LWF, Params, Stages, Stream, settings_of, ties_at_once
 from mergeway.bench.paper.study import Study
 from mergeway.bench.suite import Suite, load_suite
@@ -45,6 +46,7 @@ PIECES: dict[str, Callable[[Stream], dict[str, Accuracies]]] = {
             stream.regularised(replace(stream.training, ewc=EWC, ewc_fisher="per-sample"))
         )
     },
+    "iCaRL": lambda stream: {"iCaRL": icarl(stream)},
     **{name: (lambda stream, name=name: {name: _end_of(stream, STAGES[name])}) for name in STAGES},
 }
 

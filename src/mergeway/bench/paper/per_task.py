@@ -64,6 +64,7 @@ def end_bars(study: Study) -> Figure:
     axes.set_ylabel("test accuracy, %")
     axes.set_ylim(0, 100)
     axes.grid(visible=False, axis="x")
+    axes.set_axisbelow(True)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 

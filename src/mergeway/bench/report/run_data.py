@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mergeway.bench.certificates import stream_rows
 from mergeway.bench.metrics import acc, bwt
 from mergeway.bench.protocol import Cell
 from mergeway.bench.report.stored import Sweep
@@ -29,6 +30,7 @@ def run_data(run: Run, sweep: Sweep | None = None) -> dict[str, object]:
         "streams": [_stream_data(cell, folds) for cell, folds in done],
         "courses": _courses(done),
         "trajectories": [path for cell, folds in done for path in _trajectories(cell, folds)],
+        "certificates": stream_rows(run),
         "sweep": sweep,
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
-from pathlib import Path
 from typing import TypedDict
 
 import torch
@@ -18,6 +17,7 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import MergewayError
 from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base
 from mergeway.trunk import Trunk
+from mergeway.trunk.diff import judged_steps
 from mergeway.trunk.journal import Folded, Record
 
 
@@ -43,6 +43,10 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
         "kept": trunk.kept_steps(),
         "journal": [_record(r) for r in records],
         "held": [asdict(f) for f in held],
+        "judged": [
+            {"step": r.step, "what": f"{r.kind} {r.task or ''}".strip(), "scores": scores, "alone": _alone(r)}
+            for r, scores in judged_steps(records)
+        ],
         "trajectories": [
             {"rule": rule.name, "fold": r.step, "task": r.task} | dict(r.details["trajectory"])
             for r in records
@@ -51,6 +55,11 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
         "stream": stream_certificate(records),
         **_geometry(trunk, held, progress),
     }
+
+
+def _alone(record: Record) -> dict[str, float]:
+    """What the arrival of a step was worth by itself, as far as it was judged."""
+    return {row["task"]: row["arrival"] for row in record.details.get("checks", []) if "arrival" in row}
 
 
 def _geometry(trunk: Trunk, held: Sequence[Folded], progress: Progress) -> Geometry:
@@ -94,8 +103,7 @@ def _arrivals(
     found, problems = [], []
     for folded in held:
         try:
-            places = [p for p in trunk.places_of(folded.step) if Path(p).exists()]
-            checkpoint = open_checkpoint(places[0] if places else folded.source, base.checkpoint)
+            checkpoint = open_checkpoint(trunk.place_of(folded.step), base.checkpoint)
             arrival = prepare_arrival(base, checkpoint, folded.weight, folded.task, pool, progress)
         except MergewayError as problem:
             problems.append(f"Arrival '{folded.task}' cannot be read: {problem}")

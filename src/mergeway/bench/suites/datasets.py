@@ -21,6 +21,7 @@ class Reading(_Located, total=False):
     test: str
     image: str
     label: str
+    file_prefix: str
     names: list[str]
     labels: list[int] | None
     where: dict[str, int | str | None]

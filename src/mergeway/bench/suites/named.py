@@ -13,7 +13,7 @@ from mergeway.bench.suites.datasets import Reading, known_datasets
 from mergeway.bench.suites.description import SuiteJson, TaskJson
 from mergeway.bench.suites.embedded import EMBEDDED, embedded
 from mergeway.bench.suites.handwritten import INCREMENTAL, incremental, write_incremental
-from mergeway.bench.suites.split import class_parts, completed, hub_parts, task_row
+from mergeway.bench.suites.split import completed, hub_parts, task_row
 from mergeway.bench.suites.trained import TRAINED, trained_directory
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.core.files import make_directory, replace_text
@@ -32,7 +32,7 @@ CLIP_TASKS = (
 )
 INCREMENTAL_BACKBONE = "b16"  # Section 5.1, Holistic CMM
 SPLITS = {"cifar100": (10, 20, 50), "imagenet-r": (5, 10, 20), "cub-200": (5, 10, 20), "cars": (5, 10, 20)}
-DOMAINS = ("office-31", "office-home", "domainnet")
+DOMAINS = ("office-31", "office-home", "domainnet", "imagenet-r-domains")
 LONGER = ("cub-200", "stanford-cars")  # 30 epochs a task instead of 10
 
 
@@ -152,10 +152,7 @@ def _shared_head(recipe: Recipe, clip: Clip, folder: Path, data: str | None) -> 
         raise OptionError(
             f"{recipe.name}: no dataset of the hub is known to hold it; make it with 'mergeway suites build {recipe.name} --data ID' from one with the columns image, label and domain"
         )
-    if known.classes is None or known.domain:
-        parts, classes = hub_parts(reading["dataset"], reading, recipe.tasks, known.domain)
-    else:
-        parts, classes = class_parts(len(known.classes), recipe.tasks or 1), known.classes
+    parts, classes = hub_parts(known, reading, recipe.tasks)
     readable = classes if known.classes else [c.replace("_", " ") for c in classes]
     head = str(clip.head(known.name, readable, known.templates).resolve())
     # The names matter where the labels are words; elsewhere they only tell what the numbers mean.

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from mergeway.bench.suite import mean_features
-from mergeway.bench.suites.datasets import Reading
+from mergeway.bench.suites.datasets import Known, Reading
 from mergeway.bench.suites.description import SuiteJson, TaskJson
+from mergeway.bench.suites.orders import class_order, domain_order
 from mergeway.calibration.description import CLASSIFIERS
 from mergeway.calibration.hub import LABEL_COLUMNS, class_names, column_of, load_split, pick_column
 from mergeway.calibration.labelled import Labelled, read_labelled
@@ -38,21 +39,30 @@ class Part:
     domain: int | str | None = None
 
 
-def class_parts(classes: int, tasks: int, seed: int | None = None) -> list[Part]:
-    """Contiguous chunks of a fixed class order: the natural one, or with a seed a shuffled one; as even as can be."""
+def class_parts(classes: int, tasks: int, seed: int | None = None, order: Sequence[int] | None = None) -> list[Part]:
+    """Contiguous chunks of a fixed class order: the natural one, one that is given, or with a seed a shuffled one.
+
+    A chunk ends where the released code of Holistic CMM ends it: the i-th at ⌊classes·i/tasks⌋.
+    """
     if not 1 <= tasks <= classes:
         raise OptionError(f"--tasks {tasks}: {classes} classes make 1 to {classes} tasks")
-    order = np.arange(classes) if seed is None else np.random.default_rng(seed).permutation(classes)
-    chunks = np.array_split(order, tasks)
-    starts = np.cumsum([0, *map(len, chunks)])
-    names = [f"{a}-{b - 1}" if b - a > 1 else f"{a}" for a, b in pairwise(starts)]
-    return [Part(name, [int(c) for c in chunk]) for name, chunk in zip(names, chunks, strict=True)]
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(classes).tolist()
+    taken = range(classes) if order is None else order
+    ends = pairwise(classes * i // tasks for i in range(tasks + 1))
+    return [Part(f"{a}-{b - 1}" if b - a > 1 else f"{a}", [int(c) for c in taken[a:b]]) for a, b in ends]
 
 
-def domain_parts(values: Sequence[int | str], names: Sequence[str] | None = None) -> list[Part]:
-    """One task for each domain, in the order of their names; where there are names, the values are their places."""
+def domain_parts(
+    values: Sequence[int | str], names: Sequence[str] | None = None, order: Sequence[str] = ()
+) -> list[Part]:
+    """One task for each domain: first those of the order that is given, then by name; where there are names, the values are
+    their places.
+    """
     shown = {v: str(names[int(v)]) if names else str(v) for v in values}
-    return [Part(shown[v].replace(" ", "-").replace("/", "-"), domain=v) for v in sorted(shown, key=lambda v: shown[v])]
+    place = {name: k for k, name in enumerate(order)}
+    taken = sorted(shown, key=lambda v: (place.get(shown[v].lower(), len(place)), shown[v]))
+    return [Part(shown[v].replace(" ", "-").replace("/", "-"), domain=v) for v in taken]
 
 
 def split_suite(
@@ -141,14 +151,21 @@ def completed(suite: SuiteJson, experts: str | Path | None, classifier: str) -> 
     return suite
 
 
-def hub_parts(dataset: str, reading: Reading, tasks: int | None, domain: str | None) -> tuple[list[Part], list[str]]:
+def hub_parts(known: Known, reading: Reading, tasks: int | None) -> tuple[list[Part], list[str]]:
     """The tasks of a dataset of the hub, by classes or by a domain column, and its class names."""
-    train = load_split(dataset, reading.get("config"), reading.get("train", "train"))
+    if known.classes is not None and known.domain is None:
+        order = class_order(known.name, len(known.classes))
+        return class_parts(len(known.classes), tasks or 1, order=order), known.classes
+    dataset = str(reading["dataset"])
+    train = load_split(
+        dataset, reading.get("config"), reading.get("train", "train"), reading.get("image"), reading.get("file_prefix")
+    )
     names = class_names(train, pick_column(dataset, train, reading.get("label"), LABEL_COLUMNS))
-    if domain is None:
-        return class_parts(len(names), tasks or 1), names
-    values = np.unique(column_of(train, domain)).tolist()
-    return domain_parts(values, getattr(train.features[domain], "names", None)), names
+    if known.domain is None:
+        return class_parts(len(names), tasks or 1, order=class_order(known.name, len(names))), names
+    values = np.unique(column_of(train, known.domain)).tolist()
+    declared = getattr(train.features[known.domain], "names", None)
+    return domain_parts(values, declared, domain_order(known.name)), names
 
 
 def _write_part(path: Path, read: Labelled, part: Part) -> None:

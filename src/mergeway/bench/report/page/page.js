@@ -162,6 +162,24 @@
         yaxis: { rangemode: "tozero" },
       },
     }));
+    const judged = [...new Set(data.judged.flatMap((row) => Object.keys(row.scores)))];
+    if (judged.length) draw("accuracy-chart", () => ({
+      traces: judged.flatMap((task, i) => {
+        const { color, dash, symbol } = look(i);
+        const rows = data.judged.filter((row) => task in row.scores), own = data.judged.filter((row) => task in row.alone);
+        return [
+          { x: rows.map((row) => row.step), y: rows.map((row) => row.scores[task]), text: rows.map((row) => row.what), name: task, legendgroup: task, mode: "lines+markers", line: { color, dash, width: 2.2 }, marker: { symbol, size: 8, color }, hovertemplate: `${task} %{y:.1f}<br>after step %{x}, %{text}<extra></extra>` },
+          { x: own.map((row) => row.step), y: own.map((row) => row.alone[task]), name: task, legendgroup: task, showlegend: false, mode: "markers", marker: { symbol: `${symbol}-open`, size: 11, color, line: { width: 2 } }, hovertemplate: `arrival ${task} alone %{y:.1f}<extra></extra>` },
+        ];
+      }),
+      layout: {
+        showlegend: true,
+        legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+        margin: { l: 48, r: 14, t: 34, b: 42 },
+        xaxis: { title: { text: "step" }, dtick: Math.max(1, Math.ceil(data.journal.length / 12)), range: [-0.4, data.journal.length - 0.6] },
+        yaxis: { title: { text: "accuracy" } },
+      },
+    }));
     const names = data.arrivals.map((a) => a.task);
     if (data.cosines) draw("cosine-chart", () => ({
       traces: [{ type: "heatmap", x: names, y: names, z: data.cosines, zmin: Math.min(0, ...data.cosines.flat()), zmax: 1, colorscale: scale(), texttemplate: names.length < 12 ? "%{z:.2f}" : "", hovertemplate: "%{y} and %{x}: %{z:.4f}<extra></extra>", xgap: 2, ygap: 2, colorbar: { thickness: 10, outlinewidth: 0 } }],
