@@ -52,7 +52,7 @@ class Store:
         self.head_path = path / "head"
         self.steps = path / "steps"
         self._known: Point | None = None  # where the trunk stands for as long as we hold the lock and change nothing
-        self.changed = False  # whether we have committed something since we took the lock
+        self.changed = False  # whether we have committed something
 
     @classmethod
     def create(
@@ -89,9 +89,8 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
         if version != FORMAT:
-            raise TrunkError(
-                f"{self.settings_path}: the trunk has format {version!r}, this mergeway reads format {FORMAT}; use the version that wrote it"
-            )
+            how = f"has format {version!r}, this mergeway reads format {FORMAT}; use the version that wrote it"
+            raise TrunkError(f"{self.settings_path}: the trunk {how}")
         return settings
 
     def settings_digest(self) -> str:
@@ -132,7 +131,6 @@ class Store:
         team().from_lead(lambda: lock.acquire(wait, progress))
         try:
             team().from_lead(self._sweep)
-            self.changed = False
             yield
         finally:
             self._known = None
@@ -161,8 +159,7 @@ class Store:
                 shutil.rmtree(stage, ignore_errors=True)
 
     def _make_stage(self) -> Path:
-        stage = self.steps / f"next-{os.getpid()}"
-        with writing(stage):
+        with writing(stage := self.steps / f"next-{os.getpid()}"):
             stage.mkdir()
         return stage
 
