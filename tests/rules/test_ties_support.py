@@ -69,3 +69,14 @@ def test_a_torn_entry_takes_the_global_majority_sign(majority):
     merged = mergeway.merge(stream.base, stream.arrivals, "ties", density=1.0, scaling=0.5)
     assert merged["w"][0].item() == 0.5 * 0.5 * majority
     assert merged["w"][1].item() == 0.5 * (0.25 + 0.25) * majority
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_threshold_itself_is_kept_and_the_number_below_it_is_not(dtype):
+    base = {"w": torch.zeros(6, dtype=dtype)}
+    edge = torch.tensor(0.75, dtype=dtype)
+    below = torch.nextafter(edge, torch.zeros((), dtype=dtype))
+    second = torch.stack([edge, below, -edge, -below, edge * 2, edge * 0])
+    arrivals = [{"w": torch.zeros(6, dtype=dtype)}, {"w": second}]
+    merged = mergeway.merge(base, arrivals, "ties", density=0.5, scaling=1.0)
+    assert torch.equal(merged["w"], torch.stack([edge, edge * 0, -edge, edge * 0, edge * 2, edge * 0]))
