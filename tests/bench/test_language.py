@@ -162,3 +162,22 @@ def test_mistakes_in_the_description(broken, call, change, said):
 def test_what_is_for_encoders_is_refused(folder, tmp_path):
     with pytest.raises(OptionError, match="the tangent model is of an encoder"):
         finetune(load_suite(folder), "pattern", tmp_path / "x", Training(steps=1, tangent=True))
+
+
+def test_samples_that_the_experts_write(folder, call, tmp_path):
+    """The run calibrates on what `add --data self:N` would: no training text is read."""
+    whole = shutil.copytree(folder, tmp_path / "suite")
+    for file in (whole / "data").glob("*.train.jsonl"):
+        file.unlink()
+    how = ["--rules", "average,steer:steps=2", "--orders", 1, "--samples", 6, "--written"]
+    call("bench", whole, *how, "--out", tmp_path / "run", "--json").ok()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["written"] is True
+    objective = load_suite(whole).objective(["pattern", "verbs"], size=6, written=True)
+    assert [len(task) for task in objective.pool] == [3, 3]
+    assert "the begin token" in objective.pool[0].written
+    assert "train.jsonl" in call("bench", whole, *how[:-1]).mistake()
+
+
+def test_written_samples_need_a_language_model_and_a_text_each(folder, call):
+    assert "only language models write texts" in call("bench", "digits", "--written").mistake()
+    assert "at least one text" in call("bench", folder, "--written", "--samples", 1).mistake()

@@ -19,6 +19,7 @@ class Description(_Protocol, total=False):
     """What a run is, as run.json says it."""
 
     copies: int
+    written: bool
     tests: int
     autocast: bool
 

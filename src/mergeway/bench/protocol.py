@@ -26,6 +26,8 @@ class Cell:
     samples: int
     # Of each sample, for rules that ask the arrivals; by default as many as the number of samples says.
     copies: int | None = None
+    # The samples are texts that the experts write, not training data.
+    written: bool = False
 
     @property
     def key(self) -> str:
@@ -73,6 +75,7 @@ def plan(
     samples: int,
     seed: int = 0,
     copies: int | None = None,
+    written: bool = False,
 ) -> list[Cell]:
     """Every stream of a benchmark."""
     tasks = [t.name for t in suite.tasks]
@@ -82,11 +85,21 @@ def plan(
         for length in lengths:
             for number, order in enumerate(orders(tasks[:length], count, seed)):
                 weights = utilities(length, number, kind, seed)
-                cells.append(Cell(name, tuple(options.items()), label, order, weights, number, samples, copies))
+                cells.append(
+                    Cell(name, tuple(options.items()), label, order, weights, number, samples, copies, written)
+                )
     return cells
 
 
-def check_plan(suite: Suite, lengths: Sequence[int], orders: int, utilities: str, jobs: int, engine: str) -> None:
+def check_plan(
+    suite: Suite,
+    lengths: Sequence[int],
+    orders: int,
+    utilities: str,
+    jobs: int,
+    engine: str,
+    written: int | None = None,
+) -> None:
     """Refuse streams that cannot be run."""
     for length in lengths:
         if not 1 <= length <= len(suite.tasks):
@@ -97,3 +110,12 @@ def check_plan(suite: Suite, lengths: Sequence[int], orders: int, utilities: str
         raise OptionError("--orders and --jobs must be at least 1")
     if engine not in ("local", "ray"):
         raise OptionError(f"--engine '{engine}': it takes local or ray")
+    if written is not None:
+        if suite.kind != "causal-lm":
+            raise OptionError(
+                f"--written: suite '{suite.name}' is of kind {suite.kind}; only language models write texts"
+            )
+        if written < max(lengths):
+            raise OptionError(
+                f"--samples {written}: with --written it takes at least one text for each of {max(lengths)} tasks"
+            )

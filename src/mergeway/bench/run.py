@@ -138,6 +138,7 @@ def bench(
     utilities: str = "uniform",
     samples: int = 1024,
     copies: int | None = None,
+    written: bool = False,
     tests: int | None = None,
     out: Path | None = None,
     resume: bool = False,
@@ -149,14 +150,14 @@ def bench(
 ) -> Run:
     """Run a benchmark; with `out`, every finished fold is on disk, and `resume` repeats none of them.
 
-    `ends` are the accuracies of base and experts where they are known already.
+    `ends` are the accuracies of base and experts where they are known already. `written` samples are texts of the experts' own.
     """
     suite = suite if isinstance(suite, Suite) else load_suite(suite, tests, compute)
     lengths = lengths or [len(suite.tasks)]
-    check_plan(suite, lengths, orders, utilities, jobs, engine)
+    check_plan(suite, lengths, orders, utilities, jobs, engine, samples if written else None)
     if resume and out is None:
         raise OptionError("--resume goes on with a run: give its directory with --out")
-    cells = plan(suite, rules, lengths, orders, utilities, samples, copies=copies)
+    cells = plan(suite, rules, lengths, orders, utilities, samples, copies=copies, written=written)
     description: Description = {
         "suite": suite.name,
         "rules": list(rules),
@@ -166,12 +167,7 @@ def bench(
         "samples": samples,
         "version": __version__,
     }
-    if copies is not None:
-        description["copies"] = copies
-    if suite.tests:
-        description["tests"] = suite.tests
-    if suite.compute.autocast:
-        description["autocast"] = True
+    _describe_rest(description, suite, copies, written)
     store = RunFiles(out, description, resume) if out else None
     streams = store.read() if store else {}
     kept = store.ends() if store else None
@@ -189,6 +185,18 @@ def bench(
     if store:
         store.finish(run.finished())
     return run
+
+
+def _describe_rest(description: Description, suite: Suite, copies: int | None, written: bool) -> None:
+    """Note what differs from the defaults; a run of an earlier version, which knows nothing of it, can still be resumed."""
+    if copies is not None:
+        description["copies"] = copies
+    if written:
+        description["written"] = True
+    if suite.tests:
+        description["tests"] = suite.tests
+    if suite.compute.autocast:
+        description["autocast"] = True
 
 
 def _work(

@@ -45,7 +45,11 @@ def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iter
     """Fold a stream and judge it after every fold; what was kept of it `underway` comes first and is not folded again."""
     rule = make(cell.rule, dict(cell.options))
     order = list(cell.order)
-    objective = suite.objective(order, size=cell.samples, seed=cell.number, copies=cell.copies) if rule.needs else None
+    objective = None
+    if rule.needs:
+        objective = suite.objective(
+            order, size=cell.samples, seed=cell.number, copies=cell.copies, written=cell.written
+        )
     arrivals = [suite.task(name).expert for name in cell.order]
     folds, after = underway.read() if underway else ([], None)
     yield from folds

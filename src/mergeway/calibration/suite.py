@@ -18,6 +18,8 @@ from mergeway.calibration.hub import read_hub
 from mergeway.calibration.readers import read_head, read_jsonl, read_npz
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import DEFAULT_SIZE, Samples, require_labels
+from mergeway.calibration.written import SELF, Writing, written_samples
+from mergeway.checkpoint import open_checkpoint
 from mergeway.errors import OptionError, suggest
 from mergeway.model.compute import Compute
 from mergeway.model.kinds import SUITE_KINDS, CausalLM
@@ -94,10 +96,27 @@ class SuiteData:
         size: int = DEFAULT_SIZE,
         seed: int = 0,
         copies: int | None = None,
+        written: bool = False,
     ) -> SampleObjective:
-        """The loss on calibration samples of these tasks, from their training data only."""
-        tasks = [self.samples(n, "train") for n in order]
+        """The loss on calibration samples of these tasks, from their training data only, or from texts their experts write."""
+        if written:
+            tasks = [self._written(n, size // len(order), seed) for n in order]
+        else:
+            tasks = [self.samples(n, "train") for n in order]
         return SampleObjective(self.model, tasks, weights, size=size, seed=seed, copies=copies)
+
+    def _written(self, name: str, count: int, seed: int) -> Samples:
+        """Texts that a task's expert writes itself, the same ones whenever they are asked for."""
+        key = (name, f"written {count} {seed}")
+        if key not in self._samples:
+            base = open_checkpoint(self.base)
+
+            def arrival() -> dict[str, Tensor]:
+                expert = open_checkpoint(self.task(name).expert, base)
+                return {n: expert.read(n) for n in expert.infos}
+
+            self._samples[key] = written_samples(f"{SELF}{count}", name, self.model, Writing(arrival, seed))
+        return self._samples[key]
 
 
 def lines_of(task: SuiteTask, split: str) -> Path:

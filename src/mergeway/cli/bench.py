@@ -33,6 +33,9 @@ Copies = Annotated[
     int | None,
     typer.Option("--copies", help="Copies of each sample that arrivals are asked about.", show_default="by --samples"),
 ]
+Written = Annotated[
+    bool, typer.Option("--written", help="Calibrate on texts that the experts write, not on training data.")
+]
 Tune = Annotated[
     bool, typer.Option("--tune", help="Add each rule with its one number chosen on the calibration samples.")
 ]
@@ -72,6 +75,7 @@ def bench(
     utilities: Utilities = "uniform",
     samples: SampleCount = 1024,
     copies: Copies = None,
+    written: Written = False,
     tune: Tune = False,
     out: RunDirectory = None,
     resume: Resume = False,
@@ -89,19 +93,16 @@ def bench(
     from mergeway.cli.display import print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.cli.rows import print_rows
-    from mergeway.rules import RULES
 
-    chosen = list(RULES) if rules == "all" else [r.strip() for r in rules.split(",") if r.strip()]
+    chosen, found, lengths = read_rules(rules), find_suite(suite, compute), read_lengths(tasks)
     if table or figure:
         from mergeway.cli.paper import make_paper
 
         check_utilities(utilities)
-        found, lengths = find_suite(suite, compute), read_lengths(tasks)
         featured = None if rules == "all" else chosen
         make_paper(found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, as_json)
         return
     with progress() as bar:
-        found, lengths = find_suite(suite, compute), read_lengths(tasks)
         run = run_bench(
             found.path,
             [*chosen, *(tune_rules(found, chosen, samples, orders, lengths, bar) if tune else [])],
@@ -110,6 +111,7 @@ def bench(
             utilities=utilities,
             samples=samples,
             copies=copies,
+            written=written,
             out=out,
             resume=resume,
             jobs=jobs,
@@ -171,6 +173,13 @@ def path(
     ]
     columns = ("t", "loss", "γ", "alignment", *names)
     console().print(table(columns, cells, numbers=columns))
+
+
+def read_rules(text: str) -> list[str]:
+    """Rules from a comma-separated list; 'all' are those of the package."""
+    from mergeway.rules import RULES
+
+    return list(RULES) if text == "all" else [rule.strip() for rule in text.split(",") if rule.strip()]
 
 
 def read_lengths(text: str | None) -> list[int] | None:

