@@ -1,4 +1,4 @@
-"""An objective of several landscapes, one a task, and the released code's step taken literally in NumPy."""
+"""An objective of several landscapes, one a task, and the step of `preset=exact` in NumPy."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def nearest(v0: np.ndarray, gradients: np.ndarray, budgets: np.ndarray) -> np.nd
     return v0 - rest[:-1] / rest[-1]
 
 
-def released(
+def exact(
     lands: list[Landscape], until: float, step: float, rho: float, p: float, shares: list[float]
 ) -> tuple[np.ndarray, int]:
-    """The released code's loop, its QP by SciPy; the end, and how often a step was shortened."""
+    """The loop of `preset=exact`, its QP by SciPy; the end, and how often a step was shortened."""
     x0, x1 = lands[0].x0, lands[0].x1
 
     def ceiling(land: Landscape, t: float) -> float:

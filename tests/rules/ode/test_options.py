@@ -1,4 +1,4 @@
-"""Each option of the trajectory is its formula: one step of Euler against NumPy, and the released loop against itself."""
+"""Each option of the trajectory is its formula: one step of Euler against NumPy, and the loop of `preset=exact` against SciPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from landscapes import SHAPES, hills, vector
-from multitask import Tasks, many, nearest, released
+from multitask import Tasks, exact, many, nearest
 
 import mergeway as mw
 from mergeway.errors import MergewayError, OptionError
@@ -127,15 +127,15 @@ def test_per_task_options_need_per_task_losses(options):
         mw.trajectory(*land.ends(), land.torch_loss, 0.5, **options)
 
 
-# --- the released barrier ---------------------------------------------------------------------------------------------
+# --- the barrier of each task -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_released_loop(seed):
+def test_the_exact_loop(seed):
     lands, weights = many(5, seed), [1.0, 2.0, 0.5, 1.0, 1.5]
     tasks = Tasks(lands, weights)
     path = mw.trajectory(*lands[0].ends(), tasks, 0.42, step=0.05, guidance=0.24, task_norm=0.25, barrier="per-task")
-    expected, shortened = released(lands, 0.42, 0.05, 0.24, 0.25, tasks.shares)
+    expected, shortened = exact(lands, 0.42, 0.05, 0.24, 0.25, tasks.shares)
     assert np.abs(vector(path.end) - expected).max() < 1e-5
     assert path.shortened == shortened
     assert path.infeasible == 0
@@ -143,7 +143,7 @@ def test_the_released_loop(seed):
     assert set(path.gammas) == {1.0}
 
 
-def test_the_released_loop_was_put_to_work():
+def test_the_exact_loop_was_put_to_work():
     """Among the streams above are constraints that bind and steps that were shortened."""
     moved = shortened = 0
     for seed in range(6):

@@ -27,7 +27,7 @@ def mismatch_by_task(study: Study) -> Figure:
         axes.plot(x, mean, label=name, **style.line(number))
     axes.set_xticks(x)
     axes.set_xlabel("task")
-    axes.set_ylabel("distance to the previous model's features, $d_t$")
+    axes.set_ylabel("features moved by a merge, $d_t$")
     axes.set_ylim(bottom=0)
     axes.legend()
     return figure
