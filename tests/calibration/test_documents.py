@@ -129,6 +129,36 @@ def test_prompts_and_other_turns_are_read_but_not_judged(base):
     assert whole == [f"{begin}The gull cries.", "<s>u:Oak?</s>a:Moss.</s>"]
 
 
+@pytest.mark.parametrize("words", ["", "#begin", "#no-begin", "#end", "#no-begin,end", "#begin,end"])
+def test_how_texts_begin_and_end_is_an_option(base, words):
+    """The ids are written out by hand from those without special tokens; the loss is that of `transformers` on them."""
+    rows = [{"text": TEXTS[0]}, {"prompt": "The gull", "completion": " cries."}, {"text": "Salt.</s>"}]
+    place = write(base.parent / "d.jsonl", rows)
+    model, samples = task_data(place + words, None, "t", base)
+    begins = "no-begin" not in words and ("begin" in words or "Llama" in type(model.module).__name__)
+    theirs = AutoModelForCausalLM.from_pretrained(base).eval()
+    losses, counts = [], []
+    for k, text in enumerate([TEXTS[0], "The gull cries.", "Salt."]):
+        bare = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        wanted = [1] * begins + bare + [2] * ("end" in words or k == 2)
+        assert samples.inputs["input_ids"][k][samples.mask[k].bool()].tolist() == wanted
+        labels = torch.tensor([wanted])
+        given = begins + len(model.tokenizer("The gull", add_special_tokens=False)["input_ids"]) if k == 1 else begins
+        labels[:, :given] = -100
+        losses.append(theirs(input_ids=torch.tensor([wanted]), labels=labels).loss.item())
+        counts.append(int((labels[:, 1:] != -100).sum()))
+    expected = sum(x * n for x, n in zip(losses, counts, strict=True)) / sum(counts)
+    assert mw.Objective(model, [samples]).task_losses(own_params(base))["t"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_unknown_words_on_texts_are_a_mistake(base):
+    place = write(base.parent / "d.jsonl", [{"text": "Salt."}])
+    with pytest.raises(OptionError, match=r"'ends' says nothing of how texts begin or end; .*end"):
+        task_data(place + "#ends", None, "t", base)
+    with pytest.raises(OptionError, match="give one of them"):
+        task_data(place + "#begin,no-begin", None, "t", base)
+
+
 def test_what_has_nothing_to_predict_is_left_out_or_refused(base):
     long = {"prompt": "waves " * 40, "completion": "salt"}
     _, samples = read(base, [long, {"text": "A ship sails."}])

@@ -49,6 +49,33 @@ def test_scores_are_those_of_the_models_themselves(vision, tmp_path):
     assert trunk.verify() == []
 
 
+def test_the_card_of_an_export_has_what_the_gate_found(vision, tmp_path):
+    """As the hub reads it; only of a model that was judged, and not of an adapter, which is another model."""
+    from huggingface_hub import ModelCard
+
+    trunk = mw.Trunk.create(tmp_path / "trunk", vision.base, "average", keep=9)
+    data = {t: f"{vision.path}#{t}" for t in ("ants", "bees")}
+    trunk.add(vision.task("ants").expert, "ants", check={"ants": data["ants"]})
+    record = trunk.add(vision.task("bees").expert, "bees", check=data)
+    found = {row["task"]: row["after"] for row in record.details["checks"]}
+    card = ModelCard.load(trunk.export(tmp_path / "out") / "README.md")
+    results = {r.dataset_name: (r.metric_type, r.metric_value) for r in card.data.eval_results}
+    assert results == {task: ("accuracy", pytest.approx(value / 100)) for task, value in found.items()}
+    assert card.data.metrics == ["accuracy"]
+    assert f"| ants | accuracy | {found['ants']:.1f} | 20 |" in card.text
+    trunk.rollback(1)
+    [back] = ModelCard.load(trunk.export(tmp_path / "back") / "README.md").data.eval_results
+    assert (back.dataset_name, back.metric_value) == (
+        "ants",
+        pytest.approx(trunk.log()[1].details["checks"][0]["after"] / 100),
+    )
+    trunk.export_lora(tmp_path / "lora", 2)
+    trunk.add(vision.task("cats").expert, "cats")
+    trunk.export(tmp_path / "unjudged")
+    for name in ("lora", "unjudged"):
+        assert ModelCard.load(tmp_path / name / "README.md").data.eval_results is None
+
+
 def test_a_fold_that_costs_too_much_is_refused(vision, tmp_path, call):
     """Exit 3, a table, and not a byte of the trunk changed; what is allowed goes through."""
     path = tmp_path / "trunk"

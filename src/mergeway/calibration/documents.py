@@ -1,7 +1,7 @@
 """Text for a causal language model: plain documents, prompts with answers, choices or chats, one document a row.
 
 Text is tokenised as the tokenizer does by default, so it begins with a begin token where the tokenizer writes one, and ends with
-an end token only where the text or the chat template has it. No row sees another.
+an end token only where the text or the chat template has it, unless `framing` says otherwise. No row sees another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mergeway.calibration.framing import Document, framed
 from mergeway.calibration.given import Data, is_place, rows_of
 from mergeway.calibration.lines import as_object
 from mergeway.calibration.samples import MASKED, Samples
@@ -18,14 +19,13 @@ from mergeway.errors import OptionError
 from mergeway.model.kinds import CausalLM
 from mergeway.model.weights import Tokenizer
 
-# Token ids of a document, and for each whether it is to be predicted.
-Document = tuple[list[int], list[bool]]
-
 
 def read_documents(data: Data, task: str, model: CausalLM) -> Samples:
     """The documents of a JSON lines or parquet file, or of rows in memory; see `document_of` for what a row may be."""
+    data, framing = framed(data)
     path = data if is_place(data) else f"the data of '{task}'"
-    documents = [document_of(where, row, model.tokenizer) for where, row in rows_of(data, task)]
+    tokenizer = model.tokenizer
+    documents = [framing(document_of(where, row, tokenizer), tokenizer) for where, row in rows_of(data, task)]
     if not documents:
         raise OptionError(f"{path}: there are no samples")
     cut = [(ids[: model.max_length], judged[: model.max_length]) for ids, judged in documents]

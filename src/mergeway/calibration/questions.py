@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mergeway.calibration.documents import Document, choices_of, completed, document_of
+from mergeway.calibration.documents import choices_of, completed, document_of
+from mergeway.calibration.framing import Document, framed
 from mergeway.calibration.given import Data, rows_of
 from mergeway.calibration.samples import MASKED, Samples
 from mergeway.model.kinds import CausalLM
@@ -44,11 +45,12 @@ def read_asked(data: Data, model: CausalLM) -> Asked:
     """
     questions: list[Question] = []
     choices: list[Choice] = []
+    data, framing = framed(data)
     for where, row in rows_of(data, "questions"):
-        document = document_of(where, row, model.tokenizer)
+        document = framing(document_of(where, row, model.tokenizer), model.tokenizer)
         if row is not None and "choices" in row and "text" not in row:
             texts, right = choices_of(where, row)
-            documents = [completed(row["prompt"], text, model.tokenizer) for text in texts]
+            documents = [framing(completed(row["prompt"], text, model.tokenizer), model.tokenizer) for text in texts]
             choices.append(Choice([_last(d, model.max_length) for d in documents], right))
         elif (question := question_of(document, model)) is not None:
             questions.append(question)

@@ -53,7 +53,7 @@ def task_data(
     if is_place(data) and str(data).startswith(SELF):
         return model, written_samples(str(data), task, model, writing)
     if isinstance(model, CausalLM):
-        if is_place(data) and Path(data).suffix not in (".jsonl", ".parquet"):
+        if is_place(data) and Path(str(data).partition("#")[0]).suffix not in (".jsonl", ".parquet"):
             raise OptionError(f"{data}: a language model reads a .jsonl or .parquet file of texts, questions or chats")
         return model, read_documents(data, task, model)
     if isinstance(model, Encoder):

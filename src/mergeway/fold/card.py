@@ -12,11 +12,21 @@ from mergeway import __version__
 from mergeway.checkpoint.directory import licence_of
 from mergeway.checkpoint.heads import Head, classes_of
 from mergeway.checkpoint.resolve import hub_id
+from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.core.printed import printable
 from mergeway.rules import Description, Rule
 
 # Task, source, digest and weight of an arrival.
 Row = tuple[str, str, str, float]
+
+# What the hub calls that which a model does, by the end of its class's name.
+_WHAT_IT_DOES = {
+    "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+}
+_METRICS = {"accuracy": "accuracy", "exact": "exact_match", "choices": "accuracy"}
 
 
 class Origin(Protocol):
@@ -37,8 +47,9 @@ def model_card(
     command: str | None = None,
     library: str = "transformers",
     notes: str = "",
+    checks: Sequence[JsonObject] = (),
 ) -> str:
-    """A Hugging Face model card that names every ingredient by digest."""
+    """A Hugging Face model card that names every ingredient by digest; `checks` are what the gate found of this model."""
     options = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in sorted(rule.options().items())) or "none"
     rows = "\n".join(
         f"| {k} | {_cell(task)} | {_code(source)} | {weight:g} | {_code(digest)} |"
@@ -46,7 +57,7 @@ def model_card(
     )
     made = f"\n```\n{printable(command)}\n```\n" if command else ""
     return f"""---
-{_front_matter(base, library)}
+{_front_matter(base, library, checks)}
 ---
 # Merged model
 
@@ -57,7 +68,7 @@ Base: {_code(base.source)}, digest `{base_digest}`.
 | k | task | arrival | weight | digest |
 |---|---|---|---|---|
 {rows}
-
+{_found(checks)}
 A digest is the SHA-256 over the name, dtype, shape and bytes of every tensor, so it does not depend on how a checkpoint is sharded.
 """
 
@@ -86,7 +97,17 @@ The adapter holds the head of the task {_code(str(task))} among its `modules_to_
 """
 
 
-def _front_matter(base: Origin, library: str) -> str:
+def _found(checks: Sequence[JsonObject]) -> str:
+    """What the model is worth on held-out data, as a table."""
+    if not checks:
+        return ""
+    rows = "".join(
+        f"| {_cell(str(row['task']))} | {row['measure']} | {row['after']:.1f} | {row['samples']} |\n" for row in checks
+    )
+    return f"\nJudged on held-out data before it was deployed, in percent:\n\n| task | measure | value | samples |\n|---|---|---|---|\n{rows}"
+
+
+def _front_matter(base: Origin, library: str, checks: Sequence[JsonObject]) -> str:
     """What the hub reads; a base on somebody's disk has no name there."""
     lines = [f"library_name: {library}", "tags: [mergeway, merge, continual-model-merging]"]
     if found := hub_id(base.source):
@@ -94,4 +115,30 @@ def _front_matter(base: Origin, library: str) -> str:
         lines += [f"base_model: {json.dumps(found.repo)}", f"base_model_relation: {relation}"]
     if licence := licence_of(base.directory):
         lines.append(f"license: {json.dumps(licence)}")
+    if checks:
+        lines.append(f"metrics: {json.dumps(sorted({_METRICS[row['measure']] for row in checks}))}")
+        # JSON is YAML too, and nothing in a name can break out of it.
+        lines.append(f"model-index: {json.dumps(_model_index(base, checks))}")
     return "\n".join(lines)
+
+
+def _model_index(base: Origin, checks: Sequence[JsonObject]) -> list[JsonObject]:
+    """Results as the hub shows them beside a model; the data is that of whoever checked, so it goes by the task's name."""
+    results: list[JsonObject] = []
+    for row in checks:
+        task, kind = printable(str(row["task"])), _METRICS[row["measure"]]
+        results.append(
+            {
+                "task": {"type": _what_it_does(base.directory)},
+                "dataset": {"name": task, "type": task},
+                "metrics": [{"type": kind, "value": row["after"] / 100, "name": f"{row['measure']} on {task}"}],
+            }
+        )
+    return [{"name": "merged model", "results": results}]
+
+
+def _what_it_does(directory: Path | None) -> str:
+    file = directory / "config.json" if directory else None
+    config = read_json(file, "the base's config") if file and file.is_file() else {}
+    architecture = str((config.get("architectures") or [""])[0])
+    return next((name for end, name in _WHAT_IT_DOES.items() if architecture.endswith(end)), "other")

@@ -12,6 +12,7 @@ from mergeway.checkpoint.adapter import Adapter, write_adapter
 from mergeway.checkpoint.directory import check_apart
 from mergeway.checkpoint.export import write_model
 from mergeway.checkpoint.heads import Head, label_config, read_heads, with_head, write_beside
+from mergeway.checkpoint.source import JsonObject
 from mergeway.checkpoint.writer import DEFAULT_SHARD
 from mergeway.core.pool import worker_pool
 from mergeway.errors import OptionError, TrunkError
@@ -50,7 +51,7 @@ class Exports(TrunkView):
             Path(out),
             with_head(model, own) if own else model,
             base.directory,
-            self._card(base, at, command),
+            self._card(base, at, command, task),
             dtype,
             shard_size,
             force,
@@ -87,7 +88,7 @@ class Exports(TrunkView):
                 base,
                 rank,
                 lambda adapter: self._card(
-                    base, at, command, "peft", adapter_notes(adapter.kept, adapter.rank, task, own)
+                    base, at, command, task, "peft", adapter_notes(adapter.kept, adapter.rank, task, own)
                 ),
                 dtype,
                 force,
@@ -98,10 +99,25 @@ class Exports(TrunkView):
             )
 
     def _card(
-        self, base: Checkpoint | Outline, step: int, command: str | None, library: str = "transformers", notes: str = ""
+        self,
+        base: Checkpoint | Outline,
+        step: int,
+        command: str | None,
+        task: str | None,
+        library: str = "transformers",
+        notes: str = "",
     ) -> str:
         rows = [(f.task, f.source, f.digest, f.weight) for f in self.folded(step)]
-        return model_card(base, self.base_digest, rows, self.described_rule, command, library, notes)
+        # An adapter is not the model that was judged, and a model with one task's head is of no use on others.
+        checks = [row for row in self._checks(step) if library == "transformers" and task in (None, row["task"])]
+        return model_card(base, self.base_digest, rows, self.described_rule, command, library, notes, checks)
+
+    def _checks(self, step: int) -> list[JsonObject]:
+        """What the gate found of a step's model; a rollback deployed what had been judged before."""
+        record = self.record(step)
+        while record.kind == "rollback":
+            record = self.record(int(record.details["to"]))
+        return list(record.details.get("checks", []))
 
     def _head(self, heads: Mapping[str, Head], task: str | None, backbone: bool) -> Head | None:
         """The head that an export is to have; without one of a task it would have the base's, which no arrival has trained."""

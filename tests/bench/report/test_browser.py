@@ -104,7 +104,7 @@ def test_rules_are_toggled(visit, report, swept):
     page.uncheck("#rule-toggles input[value=average]")
     for chart in ("acc-chart", "bwt-chart"):
         assert drawn(page, chart) == ["ode"]
-    assert drawn(page, "radar-chart") == ["experts", "base", "ode"]
+    assert drawn(page, "task-chart") == ["experts", "base", "ode"]
     page.focus("#rule-toggles input[value=average]")
     page.keyboard.press("Space")
     assert drawn(page, "acc-chart") == ["average", "ode"]
@@ -173,6 +173,68 @@ def test_dark_and_light(visit, report, swept):
     assert brightness(page.evaluate(ground)) == 255
 
 
+CONTRASTS = """() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = rgb(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    const owner = node.parentElement;
+    if (!node.data.trim() || !owner.checkVisibility() || owner.closest("script, noscript, .heatmaplayer, .hm, .skip")) continue;
+    const style = getComputedStyle(owner);
+    const ink = rgb(owner.closest("svg") ? style.fill : style.color);
+    const [a, b] = [light(ink), light(ground(owner))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) low.push(`${node.data.trim()}: ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_can_be_read(visit, report, swept, scheme):
+    """Text against its ground, by the ratio of WCAG 2 for normal text."""
+    assert visit(report(swept.path)[0], scheme=scheme).evaluate(CONTRASTS) == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_long_names_of_rules_leave_the_accuracy_in_sight(visit, report, swept, width):
+    for file in ("run.json", "folds.jsonl", "timings.jsonl", "sweep.json"):
+        path = swept.path / file
+        path.write_text(path.read_text().replace('"ode', '"ode:guidance=0.2:task_norm=0.5:step=0.01'))
+    page = visit(report(swept.path)[0], width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    box = page.locator("#headline tbody tr:first-child td:nth-child(2)").bounding_box()
+    assert box["x"] + box["width"] <= width
+
+
+def test_the_command_of_the_chosen_time(visit, report, swept):
+    """A trunk that folds the arrival in with this weight stops at t = w/Σw."""
+    page = visit(report(swept.path)[0])
+    slide(page, "#w0", 2)
+    slide(page, "#time", 0.4)
+    words = page.inner_text("#command").split()
+    assert words[:5] == ["mergeway", "add", "TRUNK", "ARRIVAL", "--task"] and words[5] == "cats"
+    weight = float(words[words.index("--weight") + 1])
+    assert weight / (2 + 1 + weight) == pytest.approx(0.4)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#command")
+    for time, said in ((0, "leave the arrival out"), (1, "deploy the arrival itself")):
+        slide(page, "#time", time)
+        assert said in page.inner_text("#command")
+
+
 def brightness(colour: str) -> float:
     """Of 'rgb(r, g, b)', from 0 to 255."""
     return sum(float(part) for part in colour[4:-1].split(",")) / 3
@@ -207,3 +269,6 @@ def test_trunk_page(visit, report, stream, tmp_path):
     assert page.evaluate("document.getElementById('drift-chart').data[0].y") == [d["norm"] for d in data["drift"]]
     assert page.evaluate("document.getElementById('cosine-chart').data[0].z") == data["cosines"]
     assert drawn(page, "loss-chart") == ["straight line", "bound on the loss", "loss"]
+    assert page.evaluate(CONTRASTS) == []
+    page.click("#theme")
+    assert page.evaluate(CONTRASTS) == []

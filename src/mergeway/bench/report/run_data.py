@@ -26,12 +26,22 @@ def run_data(run: Run, sweep: Sweep | None = None) -> dict[str, object]:
         "tasks": list(run.base),
         "base": run.base,
         "experts": run.experts,
+        "ends": _ends(run, done),
         "headline": run.as_json(),
         "streams": [_stream_data(cell, folds) for cell, folds in done],
         "courses": _courses(done),
         "trajectories": [path for cell, folds in done for path in _trajectories(cell, folds)],
         "certificates": stream_rows(run),
         "sweep": sweep,
+    }
+
+
+def _ends(run: Run, done: Sequence[Stream]) -> dict[str, float]:
+    """Mean accuracy of base and experts on the tasks of the longest streams, which the first rows of the table are about."""
+    longest = max((cell.order for cell, _ in done), key=len)
+    return {
+        "base": float(np.mean([run.base[task] for task in longest])),
+        "experts": float(np.mean([run.experts[task] for task in longest])),
     }
 
 

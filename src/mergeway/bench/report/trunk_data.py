@@ -16,6 +16,7 @@ from mergeway.core.pool import worker_pool
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import MergewayError
 from mergeway.fold.prepare import Arrival, Base, prepare_arrival, prepare_base
+from mergeway.rules import RULES, Description, Rule
 from mergeway.trunk import Trunk
 from mergeway.trunk.diff import judged_steps
 from mergeway.trunk.journal import Folded, Record
@@ -40,6 +41,7 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
         "base": {"source": trunk.base_ref, "digest": trunk.base_digest},
         "rule": rule.name,
         "options": rule.options(),
+        "chosen": _chosen(rule),
         "kept": trunk.kept_steps(),
         "journal": [_record(r) for r in records],
         "held": [asdict(f) for f in held],
@@ -55,6 +57,12 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
         "stream": stream_certificate(records),
         **_geometry(trunk, held, progress),
     }
+
+
+def _chosen(rule: Rule | Description) -> dict[str, object]:
+    """The options that somebody set: those that differ from the rule's own, or all where its class is not at hand."""
+    usual = RULES[rule.name]().options() if rule.name in RULES else {}
+    return {key: value for key, value in rule.options().items() if key not in usual or usual[key] != value}
 
 
 def _alone(record: Record) -> dict[str, float]:
@@ -86,6 +94,7 @@ def _record(record: Record) -> dict[str, object]:
     return {key: whole[key] for key in shown} | {
         "facts": dict(record.details.get("facts", {})),
         "to": record.details.get("to"),
+        "message": record.details.get("message"),
         "rule": record.details.get("rule"),
         "total": record.stream.get("total"),
     }

@@ -1,6 +1,13 @@
 "use strict";
 // The numbers come from the element #data as they were recorded; only the explorer works anything out.
-(() => {
+(async () => {
+  // The charting library comes packed, to a third of its size.
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const library = document.createElement("script");
+  library.textContent = await new Response(unpacked).text();
+  document.head.append(library);
+
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
   const fixed = (value, digits = 1) => (value == null ? "–" : value.toFixed(digits).replace("-", "−"));
@@ -11,9 +18,12 @@
     return name.length > most ? `${name.slice(0, most - 1)}…` : name;
   };
 
+  // A rule with options as one reads it: `ode:guidance=0.2` is "ode, guidance=0.2".
+  const called = (rule) => rule.replaceAll(":", ", ");
+
   // Colours ----------------------------------------------------------------------------------------------------------
   // Told apart with colour-blind eyes too, and by dash and marker in black and white.
-  const LIGHT = ["#0072b2", "#d55e00", "#00896a", "#b8578f", "#b98000", "#3a8fc4", "#6a51a3", "#a6343c", "#4d7a2a", "#8c6d46", "#2b7f7a", "#5f6773"];
+  const LIGHT = ["#0072b2", "#d55e00", "#007d60", "#b8578f", "#b98000", "#3a8fc4", "#6a51a3", "#a6343c", "#4d7a2a", "#8c6d46", "#2b7f7a", "#5f6773"];
   const DARK = ["#56b4e9", "#ff9248", "#2fd0a5", "#f09bcb", "#f2c14e", "#9bd4ff", "#b9a5ee", "#ff8a8a", "#a8d67a", "#d9bd95", "#6fd6cf", "#b3bdcb"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
   const MARKS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star"];
@@ -202,7 +212,7 @@
     const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: shown.has(rule), value: rule });
     chip.className = "chip";
     chip.title = rule;
-    chip.append(box, rule);
+    chip.append(box, called(rule));
     box.addEventListener("change", () => {
       shown[box.checked ? "add" : "delete"](rule);
       repaintShown();
@@ -235,46 +245,50 @@
         fill: "toself", fillcolor: clear(color, 0.13), line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false,
       });
       traces.push({
-        x, y: mean, customdata: std, name: c.rule, mode: "lines+markers", line: { color, dash, width: 2.2 }, marker: { symbol, size: 7, color },
-        hovertemplate: "%{y:.1f} ± %{customdata:.1f}",
+        x, y: mean, customdata: std, name: called(c.rule), mode: "lines+markers", line: { color, dash, width: 2.2 }, marker: { symbol, size: 7, color },
+        hovertemplate: c.orders > 1 ? "%{y:.1f} ± %{customdata:.1f}" : "%{y:.1f}",
       });
     }
     return { traces, layout: { hovermode: "x unified", xaxis: { title: { text: "tasks folded in" }, dtick: 1 }, yaxis: { title: { text: key.toUpperCase() } } } };
   });
   const drawAcc = course("acc-chart", "acc", 1), drawBwt = course("bwt-chart", "bwt", 2);
 
-  // Radar ------------------------------------------------------------------------------------------------------------
-  const drawRadar = draw("radar-chart", () => {
-    const around = courses().filter((c) => shown.has(c.rule));
+  // Task by task: rules as marks on a bar from base to expert ---------------------------------------------------------
+  const drawTasks = draw("task-chart", () => {
+    const drawn = courses().filter((c) => shown.has(c.rule));
     const tasks = data.tasks.filter((task) => courses().every((c) => task in c.by_task));
-    const ring = (name, values, style) => ({
-      type: "scatterpolar", name, theta: [...tasks, tasks[0]].map(brief), r: [...tasks, tasks[0]].map((task) => values[task]), hovertemplate: `${name}<br>%{theta}: %{r:.1f}<extra></extra>`, ...style,
+    const rows = tasks.map((_, row) => row);
+    const end = (name, values, color) => ({
+      x: tasks.map((task) => values[task]), y: rows, text: tasks, name, mode: "markers", marker: { symbol: "line-ns", size: 17, color, line: { width: 3, color } }, hovertemplate: `%{text}: ${name} %{x:.1f}<extra></extra>`,
     });
-    const lowest = Math.min(...tasks.map((t) => data.base[t]), ...around.flatMap((c) => tasks.map((t) => c.by_task[t])));
+    // Marks of one task lie a little apart, so that equal ones can be told.
+    const apart = (k) => (drawn.length > 1 ? (k / (drawn.length - 1) - 0.5) * 0.5 : 0);
     return {
       traces: [
-        ring("experts", data.experts, { mode: "lines", line: { color: tone("soft"), width: 1.5, dash: "dot" } }),
-        ring("base", data.base, { mode: "lines", line: { color: tone("soft"), width: 0 }, fill: "toself", fillcolor: clear("#8792a2", 0.2) }),
-        ...around.map((c) => {
-          const { color, dash, symbol } = look(ruleIndex(c.rule));
-          return ring(c.rule, c.by_task, { mode: "lines+markers", line: { color, dash, width: 2 }, marker: { symbol, size: 6, color } });
+        end("experts", data.experts, tone("ink")),
+        end("base", data.base, tone("soft")),
+        ...drawn.map((c, k) => {
+          const { color, symbol } = look(ruleIndex(c.rule));
+          return { x: tasks.map((task) => c.by_task[task]), y: rows.map((row) => row + apart(k)), text: tasks, name: called(c.rule), mode: "markers", marker: { symbol, size: 9, color }, hovertemplate: `%{text}: ${called(c.rule)} %{x:.1f}<extra></extra>` };
         }),
       ],
       layout: {
         showlegend: true,
         legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0.5, xanchor: "center" },
-        margin: { l: 78, r: 78, t: 34, b: narrow() ? 100 : 80 },
-        polar: { bgcolor: "rgba(0,0,0,0)", radialaxis: { range: [Math.max(0, Math.floor(lowest / 10) * 10 - 10), 100], gridcolor: tone("line"), linecolor: tone("line"), tickfont: { color: tone("soft"), size: 10 }, angle: 90, tickangle: 90 }, angularaxis: { gridcolor: tone("line"), linecolor: tone("line"), direction: "clockwise" } },
+        margin: { l: 48, r: 14, t: 14, b: narrow() ? 120 : 90 },
+        shapes: tasks.map((task, row) => ({ type: "rect", layer: "below", x0: data.base[task], x1: data.experts[task], y0: row - 0.34, y1: row + 0.34, fillcolor: tone("tint"), line: { width: 0 } })),
+        xaxis: { title: { text: "accuracy", standoff: 8 } },
+        yaxis: { tickvals: rows, ticktext: tasks.map(brief), range: [tasks.length - 0.5, -0.5], showgrid: false, zeroline: false },
       },
     };
   });
-  const repaintShown = () => { drawAcc(); drawBwt(); drawRadar(); };
+  const repaintShown = () => { drawAcc(); drawBwt(); drawTasks(); };
 
   // Accuracy matrix --------------------------------------------------------------------------------------------------
   const streams = (rule) => data.streams.filter((s) => s.rule === rule && s.order.length === length);
   const fillMatrixChoices = () => {
     const before = at("matrix-rule").value;
-    options(at("matrix-rule"), ranked.map((rule) => [rule, rule]), ranked.includes(before) ? before : ranked[0]);
+    options(at("matrix-rule"), ranked.map((rule) => [rule, called(rule)]), ranked.includes(before) ? before : ranked[0]);
     const numbers = streams(at("matrix-rule").value).map((s) => s.number);
     const pairs = numbers.map((n) => [n, `order ${n + 1}`]);
     options(at("matrix-order"), numbers.length > 1 ? [["mean", "mean of all, by position"], ...pairs] : pairs, at("matrix-order").value || "0");
@@ -324,7 +338,7 @@
   if (data.trajectories.length) {
     histogram("gamma-chart", "gammas", "γ");
     histogram("alignment-chart", "alignments", "alignment");
-    const key = (p) => `${p.rule}, order ${p.number + 1}, ${p.length} tasks`;
+    const key = (p) => `${called(p.rule)}, order ${p.number + 1}, ${p.length} tasks`;
     const keys = [...new Set(data.trajectories.map(key))];
     options(at("path-stream"), keys.map((k) => [k, k]), keys[keys.length - 1]);
     const paint = drawLoss(() => data.trajectories.filter((p) => key(p) === at("path-stream").value));
@@ -393,8 +407,27 @@
         meter.style.setProperty("--v", `${here}%`);
         meter.textContent = fixed(here);
       });
+      command(t, w);
       drawExplorer();
     };
+    // The weight that makes w/Σw the chosen time, the earlier tasks keeping theirs.
+    const quoted = (text) => (/^[\w.@/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+    const command = (t, w) => {
+      const arrival = order[order.length - 1], weight = (w.slice(0, -1).reduce((a, b) => a + b, 0) * t) / (1 - t);
+      const words = t === 0 ? "# t = 0: leave the arrival out" : t === 1 ? "# t = 1: deploy the arrival itself" : `mergeway add TRUNK ARRIVAL --task ${quoted(arrival)} --weight ${Number(weight.toPrecision(4))} --data DATA`;
+      // A line may break between words, not behind the dashes of an option.
+      at("command").replaceChildren(...words.split(" ").flatMap((word) => [" ", Object.assign(document.createElement("span"), { textContent: word })]).slice(1));
+    };
+    at("copy").addEventListener("click", async () => {
+      getSelection().selectAllChildren(at("command"));
+      try {
+        await navigator.clipboard.writeText(at("command").textContent);
+        at("copy").textContent = "Copied";
+        setTimeout(() => { at("copy").textContent = "Copy"; }, 1500);
+      } catch {
+        // Without leave to write to the clipboard the command stays selected.
+      }
+    });
     const go = (t) => { at("time").value = t; update(); };
     const reset = () => {
       // The slider holds utilities of mean 1; only their ratios count.
