@@ -39,6 +39,9 @@ Written = Annotated[
 Tune = Annotated[
     bool, typer.Option("--tune", help="Add each rule with its one number chosen on the calibration samples.")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check that everything is there, estimate time and disk, and run nothing.")
+]
 RunDirectory = Annotated[Path | None, typer.Option("--out", help="Keep the run in this directory.", show_default=False)]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Jobs = Annotated[int, typer.Option("--jobs", help="Processes, each with one thread.")]
@@ -83,6 +86,7 @@ def bench(
     engine: Engine = "local",
     table: Tables = None,
     figure: Figures = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
     *,
     compute: Compute,
@@ -90,11 +94,15 @@ def bench(
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
     from mergeway.bench import bench as run_bench
     from mergeway.bench.tune import tune_rules
-    from mergeway.cli.display import print_json, progress
+    from mergeway.cli.display import progress
+    from mergeway.cli.forecast import forecast
     from mergeway.cli.objectives import find_suite
-    from mergeway.cli.rows import print_rows
+    from mergeway.cli.rows import print_run
 
     chosen, found, lengths = read_rules(rules), find_suite(suite, compute), read_lengths(tasks)
+    if dry_run:
+        forecast(found, chosen, lengths, orders, samples, out, as_json, bool(table or figure))
+        return
     if table or figure:
         from mergeway.cli.paper import make_paper
 
@@ -119,11 +127,7 @@ def bench(
             compute=compute,
             progress=bar,
         )
-    result = run.as_json()
-    if as_json:
-        print_json(result)
-        return
-    print_rows(result, orders, losses=found.kind == "causal-lm")
+    print_run(run.as_json(), orders, as_json, losses=found.kind == "causal-lm")
 
 
 @app.command(rich_help_panel=COMPARE)

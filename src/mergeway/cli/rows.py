@@ -12,10 +12,13 @@ _COLUMNS = ("rule", "tasks", "ACC", "BWT", "gap", "gradients", "seconds")
 BELOW = "↓"  # beside a row that ends below the base
 
 
-def print_rows(result: RunJson, orders: int, losses: bool = False) -> None:
+def print_run(result: RunJson, orders: int, as_json: bool, losses: bool = False) -> None:
     """The rules best first, and what base and experts reach below them; with the losses, for language models."""
-    from mergeway.cli.display import console, table
+    from mergeway.cli.display import console, print_json, table
 
+    if as_json:
+        print_json(result)
+        return
     rows = sorted(result["rows"], key=lambda row: (row["tasks"], -row["acc"]))
     columns, cells, ends = _COLUMNS, [_cells(row) for row in rows], ""
     if losses:

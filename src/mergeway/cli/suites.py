@@ -74,7 +74,9 @@ def build(
     ] = None,
     packages: Annotated[
         Path | None,
-        typer.Option("--packages", help="Where the packages lie that stories is made from.", show_default=False),
+        typer.Option(
+            "--packages", help="Where the packages lie that stories, smol and vit are made from.", show_default=False
+        ),
     ] = None,
     experts: Experts = None,
     classifier: Classifier = "head",
@@ -82,7 +84,7 @@ def build(
     *,
     compute: Compute,
 ) -> None:
-    """Write a suite's directory: digits and stories are trained, the others are put together from the hub or from packages."""
+    """Write a suite's directory: digits, stories, smol and vit are trained, the others are put together from the hub or from packages."""
     from mergeway.bench.suites import EMBEDDED, build_suite
     from mergeway.bench.suites.named import build_named
     from mergeway.bench.suites.trained import TRAINED, build_trained

