@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +13,24 @@ from mergeway.checkpoint.writer import Sink
 from mergeway.core.tensors import TensorInfo, wide
 from mergeway.fold.folder import Asks, Folder, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival
-from mergeway.rules.rule import ByRows, Fold, Incoming, ModelRule, Params
+from mergeway.rules.rule import ByRows, Fold, Incoming, ModelRule
+
+
+@dataclass(frozen=True)
+class ReadAnew(Mapping[str, Tensor]):
+    """Named tensors that are read whenever one is asked for, so that a rule holds in memory only what it keeps."""
+
+    names: Sequence[str]
+    one: Callable[[str], Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.one(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -34,8 +51,8 @@ class ModelFolder(Folder):
         objective = self._shared(objective)
         at = standing.at.next(arrival.weight)
         state = standing.state
-        held = {slot: self._read(state.read, slot) for slot in self.rule.slots} if state else {}
-        base, target = self._read(self.base.checkpoint.read), self._read(arrival.read)
+        held = {slot: self._lent(state.read, slot) for slot in self.rule.slots} if state else {}
+        base, target = self._lent(self.base.checkpoint.read), self._lent(arrival.read)
         self.progress.begin("merging", None, "passes")
         merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team, self.progress))
         at, details = at.settled(merged.facts), dict(merged.details)
@@ -57,19 +74,19 @@ class ModelFolder(Folder):
         """Whether each rank holds its rows of the model; other rules need it whole."""
         return self.team.count > 1 and isinstance(self.rule, ByRows)
 
-    def _read(self, read: Callable[[str], Tensor], slot: str | None = None) -> Params:
+    def _lent(self, read: Callable[[str], Tensor], slot: str | None = None) -> ReadAnew:
         """A model, or a slot of the state, in the dtype of the arithmetic; of rows, this rank's own.
 
         A tied tensor comes once: under two names its gradient would be torn in two, and the names would part. Names come in
         alphabetical order, wherever the tensors are from: a loss that adds them up would round by the order.
         """
-        found: Params = {}
-        for name, info in sorted(self.base.merged_infos.items()):
-            if self.base.stored_as(name) != name:
-                continue
+
+        def one(name: str) -> Tensor:
             tensor = read(slot_name(slot, name) if slot else name)
-            found[name] = (cut(tensor, self.team) if self._in_rows else tensor).to(wide(info.dtype))
-        return found
+            tensor = cut(tensor, self.team) if self._in_rows else tensor
+            return tensor.to(wide(self.base.merged_infos[name].dtype))
+
+        return ReadAnew(sorted(n for n in self.base.merged_infos if self.base.stored_as(n) == n), one)
 
     def _shared(self, objective: Objective) -> Objective:
         """The objective with the work on it shared between the ranks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ class Directions:
     """U, Vᵀ and the length of each direction u_i v_iᵀ of every matrix; any other tensor is one direction of its own.
 
     Tensors that are zero have none. A model moves by Σ_i c_i·length_i·u_i v_iᵀ, where the gains c are what is searched for.
+    Vectors of a float32 model are kept in bfloat16: what they lack in digits the weights beside them can learn.
     """
 
     left: Params
@@ -27,21 +28,23 @@ class Directions:
     own: Params
 
     @classmethod
-    def of_sum(cls, total: Params, k: int, sees_matrix: Callable[[str, tuple[int, ...]], bool]) -> Directions:
+    def of_sum(
+        cls, total: Iterable[tuple[str, Tensor]], k: int, sees_matrix: Callable[[str, tuple[int, ...]], bool]
+    ) -> Directions:
         """Those of S, the sum of k updates, with a flat spectrum: σ̄ for every direction of a matrix, S/k for anything else."""
         left: Params = {}
         right: dict[str, Tensor | None] = {}
         lengths: Params = {}
         own: Params = {}
-        for name, s in total.items():
+        for name, s in total:
             if not bool(s.any()):
                 continue
             if sees_matrix(name, tuple(s.shape)):
                 u, sigma, v = thin_svd(s.reshape(len(s), -1))
-                left[name], right[name] = u.to(s.dtype), v.mT.to(s.dtype)
+                left[name], right[name] = _kept(u, s.dtype), _kept(v.mT, s.dtype)
                 lengths[name], own[name] = sigma.mean().expand(len(sigma)).to(s.dtype), (sigma / k).to(s.dtype)
             else:
-                left[name], right[name] = s / k, None
+                left[name], right[name] = _kept(s / k, s.dtype), None
                 lengths[name] = own[name] = torch.ones(1, dtype=s.dtype)
         return cls(left, right, lengths, own)
 
@@ -74,12 +77,21 @@ class Directions:
     def of_gains(self, gradients: Params) -> Params:
         """The gradient with respect to the gains, from that of the tensors."""
         found: Params = {}
-        for name, vt in self.right.items():
-            u, g = self.left[name], gradients[name]
+        for name, g in gradients.items():
+            u, vt = self._vectors(name, g.dtype)
             along = (g * u).sum().reshape(1) if vt is None else ((u.mT @ g.reshape(len(g), -1)) * vt).sum(1)
             found[name] = along * self.lengths[name]
         return found
 
     def _update(self, name: str, c: Tensor) -> Tensor:
-        u, vt, c = self.left[name], self.right[name], c * self.lengths[name]
+        u, vt = self._vectors(name, c.dtype)
+        c = c * self.lengths[name]
         return c * u if vt is None else (u * c) @ vt
+
+    def _vectors(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        vt = self.right[name]
+        return self.left[name].to(dtype), None if vt is None else vt.to(dtype)
+
+
+def _kept(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    return vectors.to(torch.bfloat16 if dtype == torch.float32 else dtype)

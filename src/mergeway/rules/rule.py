@@ -22,6 +22,8 @@ State = dict[str, Tensor]
 
 # Named tensors of a whole model, in the dtype of the arithmetic.
 Params = dict[str, Tensor]
+# The same as a fold is given them: a tensor may be read from its file anew whenever it is asked for, and is not to be changed.
+Lent = Mapping[str, Tensor]
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Rule")
@@ -71,9 +73,9 @@ class Incoming:
     `team` are the processes that work on it together; `progress` is told of long work.
     """
 
-    base: Params
-    state: Mapping[str, Params]
-    arrival: Params
+    base: Lent
+    state: Mapping[str, Lent]
+    arrival: Lent
     objective: Objective
     team: Team = ALONE
     progress: Progress = SILENT

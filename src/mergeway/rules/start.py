@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mergeway.calibration.objective import Objective
 from mergeway.rules.directions import Directions
-from mergeway.rules.rule import Fold, Params
+from mergeway.rules.rule import Fold, Incoming, Params
 
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 
@@ -22,6 +24,33 @@ class Start(NamedTuple):
     scale: float
     loss: float
     facts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a fold adds up. It is read and added anew each time: what is not kept takes no memory while the model is taught."""
+
+    at: Fold
+    given: Incoming
+
+    def total(self) -> Iterator[tuple[str, Tensor]]:
+        """Σ w_i δ_i, the new arrival among them."""
+        before = self.given.state.get("sum")
+        for n, b in self.given.base.items():
+            delta = self.at.weight * (self.given.arrival[n] - b)
+            yield n, delta if before is None else before[n] + delta
+
+    def mean(self) -> Params:
+        """The base with the mean of the updates."""
+        return {n: self.given.base[n] + s / (self.at.step * self.at.mean_weight) for n, s in self.total()}
+
+    def ground(self) -> Params:
+        """The base with what is carried on from earlier folds."""
+        carried = self.given.state["carried"]
+        return {n: b + carried[n] for n, b in self.given.base.items()}
+
+    def zeros(self) -> Params:
+        return {n: torch.zeros_like(b) for n, b in self.given.base.items()}
 
 
 def glance_at(loss: Objective) -> Callable[[Params], float]:
@@ -39,18 +68,16 @@ def find_start(
     which: str,
     sees_matrix: Callable[[str, tuple[int, ...]], bool],
     at: Fold,
-    total: Params,
-    base: Params,
-    carried: Params,
+    sums: Sums,
     loss: Objective,
 ) -> Start:
     """The start with the lower loss, or the one that was asked for; `base` has no length at all.
 
     A search begins where that of the fold before ended, and both take no gradient.
     """
-    flat = Directions.of_sum({n: s / at.mean_weight for n, s in total.items()}, at.step, sees_matrix)
+    flat = Directions.of_sum(((n, s / at.mean_weight) for n, s in sums.total()), at.step, sees_matrix)
+    ground = sums.ground()
     kinds = {"flat": flat, "mean": flat.of_mean()}
-    ground = {n: b + carried[n] for n, b in base.items()}
     glance = glance_at(loss)
     if which == "base":
         return Start(flat, 0.0, glance(ground), {"forwards": 1})
@@ -68,11 +95,14 @@ def find_start(
     return Start(kinds[chosen], facts[chosen], lowest[chosen], {**facts, "from_mean": float(chosen == "mean")})
 
 
-def size_of_update(at: Fold, base: Params, arrival: Params) -> float:
+def size_of_update(at: Fold, given: Incoming) -> float:
     """The mean over the arrivals so far of the root mean square of the entries that each one moved."""
-    moved = [(arrival[n] - b).double() for n, b in base.items()]
-    count = sum(int(m.count_nonzero()) for m in moved)
-    new = math.sqrt(math.fsum(float(m.square().sum()) for m in moved) / count) if count else 0.0
+    squares, count = list[float](), 0
+    for n, b in given.base.items():
+        moved = (given.arrival[n] - b).double()
+        squares.append(float(moved.square().sum()))
+        count += int(moved.count_nonzero())
+    new = math.sqrt(math.fsum(squares) / count) if count else 0.0
     before = at.facts.get("update", 0.0)
     return before + (new - before) / at.step
 

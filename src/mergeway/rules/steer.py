@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-import torch
-
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.start import find_start, glance_at, size_of_update
+from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, SeesMatrices, WantsAnswers
+from mergeway.rules.start import Sums, find_start, glance_at, size_of_update
 from mergeway.rules.teach import Lesson, share_of_gradient
 
 
@@ -56,44 +55,35 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         return not self.labels
 
     def merge(self, at: Fold, given: Incoming) -> Merged:
-        base, state, arrival = given.base, given.state, given.arrival
-        carried = state.get("carried") or _zeros(base)
-        facts = {"update": size_of_update(at, base, arrival)}
-
-        def total() -> Params:  # worked out twice: it is not kept while the directions are found
-            before = state.get("sum") or _zeros(base)
-            return {n: before[n] + at.weight * (arrival[n] - b) for n, b in base.items()}
-
+        facts, sums = {"update": size_of_update(at, given)}, Sums(at, given)
         if at.step == 1:
-            return Merged({"sum": total(), "carried": carried}, arrival, facts)
+            return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, {**given.arrival}, facts)
         fit, judge = given.objective.split()
-        found = find_start(self.start, self.sees_matrix, at, total(), base, carried, fit)
+        glance, objective = glance_at(judge), given.objective
+        held_mean = glance(sums.mean())
+        found = find_start(self.start, self.sees_matrix, at, sums, fit)
         scale, directions = self.shrink * found.scale, found.directions
-
-        def start() -> Params:
-            return directions.added({n: b + carried[n] for n, b in base.items()}, directions.gains(scale))
+        start = partial(directions.added, gains=directions.gains(scale))
 
         steps = self._steps(at.step, found.loss)
-        lesson = Lesson(start(), directions, steps, self.rate, self.weight_rate * facts["update"], given.progress)
+        rates = self.rate, self.weight_rate * facts["update"]
+        lesson = Lesson(start(sums.ground()), directions, steps, *rates, given.progress)
         lesson.attend(fit, steps - steps // 2, self.batch)
-        glance, summed = glance_at(judge), total()
-        mean = {n: b + summed[n] / (at.step * at.mean_weight) for n, b in base.items()}
-        before, after = glance(mean), glance(lesson.model)
-        lesson.attend(given.objective if after <= before else fit, steps // 2, self.batch)
-        after = after if after <= before else glance(lesson.model)
-        gradients = len(lesson.losses) * share_of_gradient(self.batch, given.objective)
+        held_end = glance(lesson.model)
+        lesson.attend(objective if held_end <= held_mean else fit, steps // 2, self.batch)
+        held_end = held_end if held_end <= held_mean else glance(lesson.model)
+        losses = lesson.losses
+        gradients = len(losses) * share_of_gradient(self.batch, objective)
         facts |= found.facts | {"scale": scale, "steps": steps, "gradients": gradients}
-        facts |= {"held_mean": before, "held_end": after, "fell_back": float(not after <= before)}
+        facts |= {"held_mean": held_mean, "held_end": held_end, "fell_back": float(not held_end <= held_mean)}
         if facts["fell_back"]:
-            return Merged({"sum": summed, "carried": _zeros(base)}, mean, facts, {"losses": lesson.losses})
-        end, began = lesson.end(), start()
-        taught = {n: self.carry * (carried[n] + end[n] - began[n]) for n in base}
-        return Merged({"sum": summed, "carried": taught}, end, facts, {"losses": lesson.losses})
+            del lesson  # its gradients and moments, before there is another model
+            return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, sums.mean(), facts, {"losses": losses})
+        end, carried = lesson.end(), given.state["carried"]
+        del lesson
+        taught = {n: self.carry * (carried[n] + end[n] - began) for n, began in start(sums.ground()).items()}
+        return Merged({"sum": dict(sums.total()), "carried": taught}, end, facts, {"losses": losses})
 
     def _steps(self, k: int, loss: float) -> int:
         near = min(1.0, loss / self.far) if self.far else 1.0
         return round(min(self.steps * k, self.most) * max(0.25, near))
-
-
-def _zeros(base: Params) -> Params:
-    return {n: torch.zeros_like(b) for n, b in base.items()}

@@ -59,10 +59,10 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
         self.plan()
 
     def merge(self, at: Fold, given: Incoming) -> Merged:
-        objective, arrival = given.objective, given.arrival
+        objective, arrival = given.objective, {**given.arrival}
         if at.step == 1:
             return Merged({"model": arrival}, arrival, first_loss(objective, arrival) if self.certify else {})
-        until, start = operating_time(at.weight, at.total, self.chosen().time), given.state["model"]
+        until, start = operating_time(at.weight, at.total, self.chosen().time), {**given.state["model"]}
         walk = partial(self.path, start, arrival, objective, team=given.team)
         bound = StreamBound(at.facts, self.budget)
         path = bound.shortened(walk, until, objective) if self.certify == "stream" else walk(until)
