@@ -145,6 +145,27 @@ def test_flat_spectrum_keeps_the_vectors_and_levels_the_values(seed, m, n, data)
     np.testing.assert_allclose(flat, sigma.mean() * left @ right.T, atol=1e-10)
 
 
+SPECTRA = {
+    "even": lambda x: 1 - 0.5 * x,
+    "long tail": lambda x: np.exp(-3 * x) * (1 - 0.999 * x),
+    "far apart": lambda x: 10.0 ** (-4 * x),
+    "a few giants": lambda x: np.where(x < 0.03, 1.0, 0.02),
+}
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("shape", [(160, 160), (400, 128), (128, 400), (200, 150)])
+def test_flat_spectrum_in_float32_is_that_of_float64(kind, shape):
+    """In float32 where the spectrum allows it: the result may not tell."""
+    u, _, vt = np.linalg.svd(np.random.default_rng(5).standard_normal(shape), full_matrices=False)
+    a = ((u * SPECTRA[kind](np.linspace(0, 1, min(shape)))) @ vt).astype(np.float32)
+    u, sigma, vt = np.linalg.svd(a.astype(np.float64), full_matrices=False)
+    expected = sigma.mean() * u @ vt
+    flat = flat_spectrum(torch.from_numpy(a))
+    assert flat.dtype is torch.float32
+    assert np.linalg.norm(flat.numpy() - expected) <= 3e-6 * np.linalg.norm(expected)
+
+
 def test_flat_spectrum_of_nothing_is_nothing():
     assert torch.equal(flat_spectrum(torch.zeros(3, 5)), torch.zeros(3, 5))
 

@@ -40,6 +40,15 @@ def test_thin_projection_stands_a_wide_spectrum(condition):
     assert np.linalg.norm(thin - full) <= 1e-15 * condition**2 * np.linalg.norm(delta)
 
 
+@pytest.mark.parametrize("shape", [(160, 160), (400, 128), (128, 400)])
+def test_float32_projection_of_larger_matrices(shape):
+    rng = np.random.default_rng(6)
+    merged, delta = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    thin = project(torch.from_numpy(delta), torch.from_numpy(merged), 0.5).numpy()
+    full = oracle.full_projection(delta.astype(np.float64), merged.astype(np.float64), 0.5)
+    assert np.linalg.norm(thin - full) <= 3e-6 * np.linalg.norm(full)
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rank_deficient_projection_leaves_the_null_space_alone(shape, rank):

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from mergeway.core.linalg import right_basis, squared_norm
+from mergeway.core.linalg import precision, product, right_basis, squared_norm
 from mergeway.core.tensors import Part
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, PartRule, SeesMatrices, Settles, State
@@ -75,22 +74,13 @@ def project(delta: Tensor, merged: Tensor, alpha: float) -> Tensor:
     sigma, v = right_basis(merged)
     reached = sigma.cumsum(0)
     r = int((reached <= alpha * reached[-1]).sum())
-    dtype = _precision(sigma, delta.dtype)
-    # `merged` may be mapped from a file, where BLAS rounds by how it happens to be aligned.
+    dtype = precision(sigma, delta.dtype)
+    # `merged` may be mapped from a file, and `delta` be a view.
     s, d, v, weight = merged.to(dtype, copy=True), delta.to(dtype), v.to(dtype), sigma.pow(-2).to(dtype)
     narrow = m >= 2 * n
-    left, right = (v, (s.mT @ d) @ v) if narrow else (s @ v, d @ v)  # C Σ = leftᵀ right
+    left, right = (v, product(product(s.mT, d), v)) if narrow else (product(s, v), product(d, v))  # C Σ = leftᵀ right
     removed = left * ((left * right).sum(0) * weight)
-    removed[:, :r] = left[:, :r] @ ((left[:, :r].mT @ right[:, :r]) * weight[:r, None])
-    removed = removed @ v.mT
-    return (d - (s @ removed if narrow else removed)).to(delta.dtype)
-
-
-def _precision(sigma: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The update's own precision where the spectrum allows it.
-
-    Dividing by Σ² magnifies rounding: in float32 the result is off by about 1.3e-8·sqrt(mean of (typical σ / σ_i)²), so
-    the limit stands for an error near 1e-6.
-    """
-    magnified = float((sigma.square().mean() / sigma.square()).mean())
-    return dtype if magnified < 1e4 else torch.float64
+    lead, along = left[:, :r].contiguous(), right[:, :r].contiguous()
+    removed[:, :r] = product(lead, product(lead.mT, along) * weight[:r, None])
+    removed = product(removed, v.mT)
+    return (d - (product(s, removed) if narrow else removed)).to(delta.dtype)
