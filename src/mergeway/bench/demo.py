@@ -53,18 +53,18 @@ def takeaways(result: RunJson) -> list[str]:
     rows = sorted(result["rows"], key=lambda row: -row["acc"])
     best, plain = rows[0], next((row for row in rows if row["rule"] == "average"), rows[0])
     free = next((row for row in rows if not RULES[_name(row)].needs), None)
-    said = [
+    sentences = [
         f"{_name(best)} comes nearest to the experts: {best['gap']:.0f} % of the way from the base"
         + (f", where averaging the weights makes {plain['gap']:.0f} %." if plain is not best else ".")
     ]
     if free is not None and free is not best:
-        said.append(f"Of the rules that need no data, {_name(free)} does best: {free['gap']:.0f} %.")
+        sentences.append(f"Of the rules that need no data, {_name(free)} does best: {free['gap']:.0f} %.")
     below = sum(row["gap"] < 0 for row in rows)
     if below:
-        said.append(
+        sentences.append(
             f"{below} of {len(rows)} rules end below the base: with their defaults, you had better not fold at all."
         )
-    return [*said, *([OTHERS[result["suite"]]] if result["suite"] in OTHERS else [])]
+    return [*sentences, *([OTHERS[result["suite"]]] if result["suite"] in OTHERS else [])]
 
 
 def _name(row: RunRow) -> str:

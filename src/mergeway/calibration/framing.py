@@ -43,8 +43,8 @@ def framed(data: Data) -> tuple[Data, Framing]:
     """The file in `x.jsonl#no-begin,end`, and how its texts begin and end; data in memory and plain files say nothing of it."""
     if not is_place(data) or "#" not in str(data) or Path(data).exists():
         return data, Framing()
-    file, _, said = str(data).rpartition("#")
-    words = said.split(",")
+    file, _, behind = str(data).rpartition("#")
+    words = behind.split(",")
     for word in words:
         if word not in _WORDS:
             raise OptionError(f"{data}: '{word}' says nothing of how texts begin or end; {suggest(word, _WORDS)}")

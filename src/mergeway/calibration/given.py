@@ -128,6 +128,6 @@ def _from_columns(columns: JsonObject, task: str) -> list[JsonObject]:
     }
     counts = {name: len(values) for name, values in lists.items()}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
-        raise OptionError(f"the data of '{task}': the columns are of different lengths: {said}")
+        lengths = ", ".join(f"{count} of '{name}'" for name, count in counts.items())
+        raise OptionError(f"the data of '{task}': the columns are of different lengths: {lengths}")
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]

@@ -103,8 +103,8 @@ def answers(model: CausalLM, params: Params, questions: Sequence[Question]) -> l
     for start in range(0, len(order), size):
         part = order[start : start + size]
         most = max(questions[k].tokens for k in part)
-        said = complete(model, params, [questions[k].prompt for k in part], most)
-        found |= {k: plain(model, ids[: questions[k].tokens]) for k, ids in zip(part, said, strict=True)}
+        completions = complete(model, params, [questions[k].prompt for k in part], most)
+        found |= {k: plain(model, ids[: questions[k].tokens]) for k, ids in zip(part, completions, strict=True)}
     return [found[k] for k in range(len(questions))]
 
 

@@ -190,19 +190,19 @@ def _pair_factors(
         if not {"A", "B"} <= pair.keys():
             raise CheckpointError(f"{directory}: '{module}' has only one of lora_A and lora_B")
         name, info = stored.weight(module)
-        made = _Factors(
+        pair = _Factors(
             pair["A"],
             pair["B"],
             pair.get("m"),
             _scaling(config, module),
             embedding or bool(config.get("fan_in_fan_out")),
         )
-        _check_shapes(directory, module, name, info.shape, made, infos)
-        if config.get("use_dora") and (made.magnitude is None or embedding):
+        _check_shapes(directory, module, name, info.shape, pair, infos)
+        if config.get("use_dora") and (pair.magnitude is None or embedding):
             raise CheckpointError(
                 f"{directory}: '{module}' is an embedding, a convolution or without its magnitudes, for which DoRA is not read; merge the adapter into its base with peft first"
             )
-        factors[name] = made
+        factors[name] = pair
     return factors
 
 

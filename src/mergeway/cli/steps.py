@@ -106,8 +106,8 @@ def prune(
         print_json(asdict(done))
         return
     steps = ", ".join(map(str, done.steps))
-    said = f"dropped the snapshots of steps {steps}, {size_text(done.bytes)}" if done.steps else "nothing to drop"
-    console().print(said, markup=False)
+    summary = f"dropped the snapshots of steps {steps}, {size_text(done.bytes)}" if done.steps else "nothing to drop"
+    console().print(summary, markup=False)
 
 
 @app.command(rich_help_panel=FOLD)
@@ -141,8 +141,8 @@ def replay(
 
     chosen = make(rule, read_options(options))
     opened = Trunk.open(trunk, base=base)
-    made = fold_again(opened, out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
-    records = made.log()
+    replayed = fold_again(opened, out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
+    records = replayed.log()
     if as_json:
         print_json([asdict(r) for r in records])
         return

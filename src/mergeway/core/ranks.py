@@ -90,10 +90,10 @@ class TorchTeam(Team):
                 outcome = [([], problem)]
         with _lost_rank_named():
             self.distributed.broadcast_object_list(outcome, src=0)
-        made, problem = outcome[0]
+        found, problem = outcome[0]
         if problem is not None:
             raise problem
-        return made[0]
+        return found[0]
 
     def add_up(self, values: list[float]) -> list[float]:
         import torch

@@ -55,14 +55,14 @@ def model_card(
         f"| {k} | {_cell(task)} | {_code(source)} | {weight:g} | {_code(digest)} |"
         for k, (task, source, digest, weight) in enumerate(arrivals, 1)
     )
-    made = f"\n```\n{printable(command)}\n```\n" if command else ""
+    block = f"\n```\n{printable(command)}\n```\n" if command else ""
     return f"""---
 {_front_matter(base, library, checks)}
 ---
 # Merged model
 
 Made by mergeway {__version__} with the rule **{rule.name}** ({rule.title}; {rule.paper}), options: {options}.
-{made}
+{block}
 Base: {_code(base.source)}, digest `{base_digest}`.
 {notes}
 | k | task | arrival | weight | digest |

@@ -79,9 +79,9 @@ def _settings(model: CausalLM, tokens: int, ends: Sequence[int], **how: object) 
 def end_tokens(model: CausalLM) -> list[int]:
     """Where a text ends, by the model's own settings for generation, its config or its tokenizer."""
     module: Any = model.module
-    for said in (module.generation_config.eos_token_id, model.config.eos_token_id, model.tokenizer.eos_token_id):
-        if said is not None:
-            return [int(said)] if isinstance(said, int) else [int(token) for token in said]
+    for given in (module.generation_config.eos_token_id, model.config.eos_token_id, model.tokenizer.eos_token_id):
+        if given is not None:
+            return [int(given)] if isinstance(given, int) else [int(token) for token in given]
     return []
 
 

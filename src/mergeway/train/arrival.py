@@ -40,13 +40,13 @@ class Settings:
 
     def as_json(self) -> dict[str, object]:
         """Its entries."""
-        made: dict[str, object] = {
+        entries: dict[str, object] = {
             "suite": self.suite,
             "tasks": self.tasks,
             "learned": self.learned,
             "start": self.start,
         }
-        return made | {"steps": self.steps, "beta2": BETA2, **asdict(self.training), "command": self.command}
+        return entries | {"steps": self.steps, "beta2": BETA2, **asdict(self.training), "command": self.command}
 
 
 def write_arrival(
@@ -86,8 +86,8 @@ def _card(base: Checkpoint, settings: Settings) -> str:
         how = "in the tangent space of the base"
     if settings.training.lora:
         how, kept = f"as a LoRA adapter of rank {settings.training.lora}", "Load it with peft on that base."
-    made = f"\n```sh\n{settings.command}\n```\n" if settings.command else ""
+    block = f"\n```sh\n{settings.command}\n```\n" if settings.command else ""
     return (
         f"# {', '.join(settings.tasks)}\n\nTuned from {base.source} on {', '.join(settings.tasks)} of suite {settings.suite}, "
-        f"{how}, {settings.steps} steps. {kept}\n{made}"
+        f"{how}, {settings.steps} steps. {kept}\n{block}"
     )

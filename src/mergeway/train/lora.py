@@ -41,11 +41,11 @@ class LoraFactors:
 
     def merged(self) -> dict[str, Tensor]:
         """The weights that base and factors make together: W + (alpha/rank)·BA."""
-        made = {n: self._base.read(n).float() for n, i in self._base.infos.items() if i.merges}
+        whole = {n: self._base.read(n).float() for n, i in self._base.infos.items() if i.merges}
         for module, name in self._stored.items():
             update = self._factor(module, "B") @ self._factor(module, "A")
-            made[name] = made[name] + update * (self._alpha / self._rank)
-        return made
+            whole[name] = whole[name] + update * (self._alpha / self._rank)
+        return whole
 
     def write(self, folder: Path) -> None:
         """The adapter as `peft` reads it."""

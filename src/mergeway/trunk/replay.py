@@ -41,7 +41,7 @@ def replay(
     given: dict[str, Data] = {**known, **(data or {})}
     try:
         with staged_directory(target) as stage:
-            made = Trunk.create(
+            replayed = Trunk.create(
                 stage,
                 base,
                 chosen,
@@ -53,7 +53,7 @@ def replay(
             for arrival, place in zip(held, places, strict=True):
                 needed = given.get(arrival.task) if chosen.needs else None
                 file = (head or {}).get(arrival.task)
-                made.add(place, arrival.task, arrival.weight, data=needed, head=file, again=True)
+                replayed.add(place, arrival.task, arrival.weight, data=needed, head=file, again=True)
     except CheckpointError as problem:
         raise TrunkError(str(problem)) from None
     return Trunk.open(target)

@@ -45,14 +45,14 @@ def bytes_by_tasks(study: Study) -> dict[str, list[int]]:
     base = open_checkpoint(study.suite.base)
     sizes = [_size(open_checkpoint(expert, base)) for expert in experts]
     found = {AT_ONCE: [_size(base) + sum(sizes[:k]) for k in range(1, len(sizes) + 1)]}
-    free = [rule for rule in study.featured if not _made(rule).needs] or ["opcm"]
+    free = [rule for rule in study.featured if not _with_defaults(rule).needs] or ["opcm"]
     for rule in free:
-        states = [_size(step.state) for step in fold_steps(study.suite.base, experts, _made(rule))]
+        states = [_size(step.state) for step in fold_steps(study.suite.base, experts, _with_defaults(rule))]
         found[rule] = [_size(base) + arrival + state for arrival, state in zip(sizes, states, strict=True)]
     return found
 
 
-def _made(rule: str) -> Rule:
+def _with_defaults(rule: str) -> Rule:
     return make(*parse_rule(rule)[:2])
 
 

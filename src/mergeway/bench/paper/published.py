@@ -16,14 +16,14 @@ def as_published(rules: Sequence[str], length: int, utilities: str = "uniform") 
 
     Under utilities task arithmetic and TIES are those of ODE-M's App. D (Eq. 47-53), `form=mean`.
     """
-    made = {}
+    chosen = {}
     for rule in rules:
         shown = rule
         if utilities != "uniform" and _left_open(rule, "form"):
             shown = with_option(rule, "form", "mean")
         run = with_option(shown, "scaling", BEYOND) if length > SHORT and _left_open(rule, "scaling") else shown
-        made[shown] = run
-    return made
+        chosen[shown] = run
+    return chosen
 
 
 def _left_open(rule: str, option: str) -> bool:

@@ -122,10 +122,10 @@ def passages(texts: Iterator[str], length: int, train: int, test: int) -> tuple[
 
 def _cut(text: str, length: int) -> list[str]:
     """Whole lines or sentences until a passage is long enough."""
-    made, here = [], io.StringIO()
+    pieces, here = [], io.StringIO()
     for part in re.split(r"(?<=\n)|(?<=[.!?] )", text.strip()):
         here.write(part)
         if here.tell() >= length:
-            made.append(here.getvalue().strip())
+            pieces.append(here.getvalue().strip())
             here = io.StringIO()
-    return [passage for passage in made if len(passage) >= length // 2]
+    return [passage for passage in pieces if len(passage) >= length // 2]

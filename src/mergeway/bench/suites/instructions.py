@@ -143,14 +143,14 @@ def _records(_: Path) -> Iterator[tuple[str, str]]:
     draw = Random(1)  # noqa: S311 - no secret
     while True:
         name, city, work, age = draw.choice(_NAMES), draw.choice(_CITIES), draw.choice(_WORK), draw.randrange(18, 80)
-        told = draw.choice(
+        sentence = draw.choice(
             (
                 f"{name}, {age}, works as a {work} in {city}.",
                 f"In {city} lives a {work} called {name} who is {age} years old.",
                 f"At the age of {age} {name} became a {work} and moved to {city}.",
             )
         )
-        yield f"Write as JSON: {told}", json.dumps({"name": name, "age": age, "job": work, "city": city})
+        yield f"Write as JSON: {sentence}", json.dumps({"name": name, "age": age, "job": work, "city": city})
 
 
 INSTRUCTIONS = (

@@ -73,14 +73,14 @@ def _weights(
         ("mlp.down_proj", (width, hidden)),
         ("mlp.up_proj", (hidden, width)),
     )
-    made = {"model.embed_tokens.weight": take(words, width)}
+    found = {"model.embed_tokens.weight": take(words, width)}
     for kind, shape in kinds:
         for layer, matrix in enumerate(take(layers, *shape)):
             turned = {"self_attn.q_proj": heads, "self_attn.k_proj": keys}.get(kind)
-            made[f"model.layers.{layer}.{kind}.weight"] = _half_apart(matrix, turned) if turned else matrix.clone()
-    made["model.norm.weight"] = take(width)
+            found[f"model.layers.{layer}.{kind}.weight"] = _half_apart(matrix, turned) if turned else matrix.clone()
+    found["model.norm.weight"] = take(width)
     take(2, longest, width // heads // 2)
-    return made, at
+    return found, at
 
 
 def _half_apart(matrix: Tensor, heads: int) -> Tensor:
