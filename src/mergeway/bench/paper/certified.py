@@ -33,7 +33,7 @@ def over_streams(study: Study) -> Table:
     columns = ("certify", "ACC", "certified", "B ≤ bound", "largest B", "least γ", "kept", "worst task", "rise")
     title = f"Certificates over streams of {study.longest} tasks of {study.suite.name}, {study.ode}"
     note = (
-        f"{study.orders} {'order' if study.orders == 1 else 'orders'}, {study.samples} calibration samples. In percent of the folds: "
+        f"{study.orders_in_words}, {study.samples} calibration samples. In percent of the folds: "
         "certified, the mean loss stayed under the envelope (Eq. 16); B ≤ bound, the barrier (Eq. 6) below Eq. 17; kept, every "
         "earlier task within the budget. Rise: the most that a task's test loss ended above what it was when the task was folded in."
     )

@@ -102,7 +102,7 @@ def cost(study: Study) -> Table:
         rows.append([rule, over_orders(seconds, 2), over_orders(gradients), _needs(rule)])
     title = f"Time and gradient evaluations per merge, streams of {study.longest} tasks of {study.suite.name}"
     note = (
-        f"Mean ± std over all merges of {study.orders} {_orders(study.orders)}, the first arrival of a stream aside; "
+        f"Mean ± std over all merges of {study.orders_in_words}, the first arrival of a stream aside; "
         f"a gradient is over {study.samples} samples; seconds without judging, on one thread."
     )
     return Table("ode-m-5", title, ("rule", "seconds per merge", "gradients per merge", "needs"), rows, note)
@@ -118,10 +118,6 @@ def _needs(rule: str) -> str:
     return ", ".join(sorted(RULES[parse_rule(rule)[0]].needs)) or "nothing"
 
 
-def _orders(count: int) -> str:
-    return "order" if count == 1 else "orders"
-
-
 def _note(study: Study, more: str = "") -> str:
-    base = f"Mean ± std over {study.orders} {_orders(study.orders)} of the tasks; {study.samples} calibration samples."
+    base = f"Mean ± std over {study.orders_in_words} of the tasks; {study.samples} calibration samples."
     return f"{base} {more}".strip()

@@ -40,8 +40,8 @@ def merging_gaps(study: Study) -> Table:
             rows.append([shown, form, *cells])
     title = f"Merging gap of each task, streams of {study.longest} tasks of {study.suite.name}"
     note = (
-        f"Loss of the merged model less that of the base with the task's own part alone; mean ± std over {study.orders} "
-        f"{'order' if study.orders == 1 else 'orders'}; on {study.samples} calibration samples of all tasks together."
+        f"Loss of the merged model less that of the base with the task's own part alone; mean ± std over "
+        f"{study.orders_in_words}; on {study.samples} calibration samples of all tasks together."
     )
     return Table("merging-gap", title, ("rule", "", *tasks, "mean"), rows, note, tuple(range(2, len(rows), 2)))
 

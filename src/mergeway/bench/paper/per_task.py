@@ -80,7 +80,7 @@ def rules_by_task(study: Study) -> Table:
         means = np.mean([found[t] for t in tasks], axis=0)
         rows.append([shown, *(over_orders(found[t]) for t in tasks), over_orders(means.tolist())])
     title = f"Test accuracy by task at the end of streams of {study.longest} tasks of {study.suite.name}"
-    note = f"Mean ± std over {study.orders} orders; {study.samples} calibration samples. {note_of(study.rules, [study.longest])}"
+    note = f"Mean ± std over {study.orders_in_words}; {study.samples} calibration samples. {note_of(study.rules, [study.longest])}"
     everything = [["continually fine-tuned", *_continual(study, tasks)], *mark_best(rows)]
     return Table("opcm-3", title, ("rule", *tasks, "mean"), everything, note.strip(), (1,))
 

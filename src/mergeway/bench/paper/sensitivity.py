@@ -21,7 +21,7 @@ def calibration_size(study: Study) -> Table:
         rows.append([rule, *(Value(row["acc"], row["acc_std"]) if row else None for row in found)])
     available = sum(len(study.suite.samples(t.name, "train")) for t in study.suite.tasks[: study.longest])
     title = f"ACC by the number of calibration samples, streams of {study.longest} tasks of {study.suite.name}"
-    note = f"Mean ± std over {study.orders} orders; {available} training examples to draw from."
+    note = f"Mean ± std over {study.orders_in_words}; {available} training examples to draw from."
     return Table("ode-m-3", title, ("rule", *map(str, SIZES)), rows, note)
 
 
@@ -35,5 +35,5 @@ def step_size(study: Study) -> Table:
     marked = mark_best([row[1:2] for row in rows])
     rows = [[row[0], *best, *row[2:]] for row, best in zip(rows, marked, strict=True)]
     title = f"ACC of {study.ode} by step size, streams of {study.longest} tasks of {study.suite.name}"
-    note = f"Mean ± std over {study.orders} orders; {study.samples} calibration samples; solver euler unless the rule says otherwise."
+    note = f"Mean ± std over {study.orders_in_words}; {study.samples} calibration samples; solver euler unless the rule says otherwise."
     return Table("ode-m-4", title, ("step", "ACC", "BWT", "gradients per stream"), rows, note)

@@ -79,6 +79,11 @@ class Study:
         return min((n for n in self.lengths if n >= 3), default=self.longest)
 
     @property
+    def orders_in_words(self) -> str:
+        """How many orders, for the note below a table."""
+        return f"{self.orders} {'order' if self.orders == 1 else 'orders'}"
+
+    @property
     def ode(self) -> str:
         """The variant of `ode` that the tables about trajectories look at."""
         return next((r for r in self.rules if parse_rule(r)[0] == "ode"), "ode")

@@ -76,7 +76,7 @@ def time_schedule(study: Study) -> Table:
     title = f"Where the best operating time lies, {study.ode} on {study.suite.name}"
     note = (
         f"t⋆: the time in steps of 0.05 with the highest mean accuracy on the tasks seen, judged on test data; "
-        f"mean ± std over {study.orders} orders (second row: over all merges); {study.samples} calibration samples."
+        f"mean ± std over {study.orders_in_words} (second row: over all merges); {study.samples} calibration samples."
     )
     return Table("ode-m-7", title, columns, rows, note)
 

@@ -18,7 +18,7 @@ from mergeway.rules.ode.presets import PRESETS, left_alone
 from mergeway.rules.ode.released_refine import REFINEMENTS
 from mergeway.rules.ode.schedule import operating_time
 from mergeway.rules.ode.solve import follow
-from mergeway.rules.ode.stream import StreamBound, audit, first_loss
+from mergeway.rules.ode.stream import StreamBound, audit, nothing_risen
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, KeepsDeployed, Merged, ModelRule, Params, State, WantsSamples
 
@@ -61,15 +61,15 @@ class Ode(WantsSamples, ByRows, KeepsDeployed, ModelRule):
     def merge(self, at: Fold, given: Incoming) -> Merged:
         objective, arrival = given.objective, {**given.arrival}
         if at.step == 1:
-            return Merged({"model": arrival}, arrival, first_loss(objective, arrival) if self.certify else {})
+            return Merged({"model": arrival}, arrival, nothing_risen(objective) if self.certify else {})
         until, start = operating_time(at.weight, at.total, self.chosen().time), {**given.state["model"]}
         walk = partial(self.path, start, arrival, objective, team=given.team)
         bound = StreamBound(at.facts, self.budget)
-        path = bound.shortened(walk, until, objective) if self.certify == "stream" else walk(until)
+        path = bound.shortened(walk, start, until, objective) if self.certify == "stream" else walk(until)
         facts, details = path.facts(), dict[str, object](trajectory=path.summary())
         if self.certify and objective.tasks:
-            details["stream"], newest = audit(objective, start, arrival, path, bound)
-            facts |= newest
+            details["stream"], rises = audit(objective, start, arrival, path, bound)
+            facts |= rises
         return Merged({"model": path.end}, path.end, facts, details)
 
     def path(
