@@ -24,8 +24,11 @@ class FakeHub:
 
     def environment(self) -> dict[str, str]:
         """What a command finds that talks to this hub."""
-        here = {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1"}
-        return os.environ | here
+        return os.environ | self.words()
+
+    def words(self) -> dict[str, str]:
+        """What of it is about this hub."""
+        return {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_fake", "HF_HUB_DISABLE_XET": "1"}
 
     def answer(self, path: str, body: bytes) -> tuple[int, object]:
         if path.startswith("/api/repos/create"):

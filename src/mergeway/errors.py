@@ -63,6 +63,14 @@ class CheckpointError(MergewayError):
     """A checkpoint cannot be read, or does not fit the base."""
 
 
+class UnsureError(MergewayError):
+    """What was done is there, but may not outlive a power cut; `cause` is what the system said."""
+
+    def __init__(self, what: str, cause: str) -> None:
+        super().__init__(f"{what}, but a power cut now could undo it ({cause})")
+        self.cause = cause
+
+
 class OptionError(MergewayError):
     """A rule, an option or a weight that does not exist or has no such value."""
 

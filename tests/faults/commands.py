@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tiny
 import torch
+from fake_hub import FakeHub
 from safetensors.torch import save_file
 from shared import draw_tensors
 
@@ -37,6 +38,7 @@ class Inputs:
         self.suite = tiny.vision_suite(folder / "suite", train=8, test=4)
         self.experts = [self.suite / "experts" / task for task in tiny.TASKS]
         self.optimiser = _optimiser(folder / "optimizer.pt", self.suite / "base")
+        self.hub: FakeHub | None = None  # whoever needs one puts it here
 
     def data(self, k: int) -> list:
         """The data of the k-th task on a command line."""
@@ -70,6 +72,10 @@ class Row:
     words: Words
     again: Words | None = None  # how to repeat it after a fault; by default by the same words
     resumes: bool = False  # what a failure leaves is what it goes on from
+    bit_by_bit: bool = False  # what it does to one thing it has done, whatever becomes of the next
+    environment: Callable[[Inputs, Path], dict[str, str]] = lambda inputs, folder: {}
+    beside: Callable[[Inputs], dict[str, bytes]] = lambda inputs: {}  # what it changes that is not in the folder
+    reset: Callable[[Inputs], object] = lambda inputs: None  # brings that back to what it was before
     varies: Callable[[str, bytes], bytes] = lambda path, content: content  # without what the clock decides
 
     def __str__(self) -> str:
@@ -115,6 +121,31 @@ def _report(inputs: Inputs, folder: Path) -> None:
     trunk.add(inputs.plain[2])
 
 
+def _tagged(inputs: Inputs, folder: Path) -> None:
+    _trunk(adds=2, keep=2)(inputs, folder).tag(1, "first")
+
+
+def _with_temporary(inputs: Inputs, folder: Path) -> None:
+    _pictures("average", 2)(inputs, folder)
+    (folder / "tmp").mkdir()
+
+
+def _hub_of(inputs: Inputs, folder: Path) -> dict[str, str]:
+    assert inputs.hub is not None
+    return {**inputs.hub.words(), "TMPDIR": str(folder / "tmp")}
+
+
+def _older_on_hub(inputs: Inputs) -> None:
+    assert inputs.hub is not None
+    inputs.hub.repos = {"me/model": {"model-00001-of-00002.safetensors": b"an older shard", "notes.txt": b"mine"}}
+
+
+def _on_hub(inputs: Inputs) -> dict[str, bytes]:
+    assert inputs.hub is not None
+    held = inputs.hub.repos["me/model"]
+    return {f"hub/{name}": tensors(c) if name == "model.safetensors" else c for name, c in held.items()}
+
+
 def _bench(*more: str) -> Words:
     return lambda i, f: [
         "bench", i.suite, "--rules", "average,opcm", "--orders", 1, "--samples", 4, "--out", f / "run", *more,
@@ -128,6 +159,11 @@ def _without_seconds(path: str, content: bytes) -> bytes:
 
 ROWS = [
     Row("init", _nothing, lambda i, f: ["init", f / "trunk", "--base", i.plain[0], "--rule", "average"]),
+    Row(
+        "init --embed-base",
+        _nothing,
+        lambda i, f: ["init", f / "trunk", "--base", i.suite / "base", "--rule", "opcm", "--embed-base"],
+    ),
     Row("add", _trunk(), lambda i, f: ["add", f / "trunk", i.plain[2], "--threads", 1]),
     Row(
         "add with data",
@@ -145,6 +181,18 @@ ROWS = [
         lambda i, f: ["export", f / "trunk", f / "out", "--force", "--shard-size", "10KB"],
     ),
     Row("export --lora", _pictures("average", 1), lambda i, f: ["export", f / "trunk", f / "out", "--lora", 2]),
+    Row("tag", _trunk(adds=2, keep=2), lambda i, f: ["tag", f / "trunk", 1, "good"]),
+    Row("tag --remove", _tagged, lambda i, f: ["tag", f / "trunk", "--remove", "first"]),
+    Row("prune", _trunk(adds=3, keep=3), lambda i, f: ["prune", f / "trunk", "--keep", 1], bit_by_bit=True),
+    Row("replay", _trunk(adds=2), lambda i, f: ["replay", f / "trunk", f / "out", "--rule", "opcm"]),
+    Row(
+        "push",
+        _with_temporary,
+        lambda i, f: ["push", f / "trunk", "me/model"],
+        environment=_hub_of,
+        beside=_on_hub,
+        reset=_older_on_hub,
+    ),
     Row("merge", _nothing, lambda i, f: ["merge", *i.plain[:3], "--out", f / "out", "--threads", 1]),
     Row(
         "merge --force",
@@ -163,6 +211,21 @@ ROWS = [
         lambda i, f: ["finetune", i.suite, "ants", "--out", f / "out", "--steps", 2, "--batch", 4, "--save-every", 1],
         resumes=True,
     ),
+    Row(
+        "suites split",
+        _nothing,
+        lambda i, f: [
+            "suites",
+            "split",
+            i.suite / "data" / f"{tiny.TASKS[0]}.npz",
+            "--base",
+            i.suite / "base",
+            "--out",
+            f / "out",
+            "--tasks",
+            2,
+        ],
+    ),
     Row("bench", _nothing, _bench(), _bench("--resume"), resumes=True, varies=_without_seconds),
 ]
 
@@ -170,9 +233,7 @@ ROWS = [
 LOOKING = {"log", "show", "memory", "verify", "evaluate", "path", "rules", "diff"}
 # Commands that are no row, and why.
 ELSEWHERE = {
-    **dict.fromkeys(("tag", "prune", "replay", "push"), "no row yet"),
     "demo": "a bench and a report of it",
-    "suites": "what it builds is staged as an export is, and takes minutes",
 }
 
 

@@ -15,7 +15,9 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,14 +107,24 @@ class Injector:
             [sys.executable, __file__, library], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, words: list, root: Path, fault: str | None = None, at: int = 0, reads: bool = False) -> Ended:
+    def run(
+        self,
+        words: list,
+        root: Path,
+        fault: str | None = None,
+        at: int = 0,
+        reads: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
         """A command line, with a fault at the call of this number among those that touch a file below the root."""
         mode, code = FAULTS[fault] if fault else ("count", 0)
         with open(self._report, "wb") as file:
             file.truncate(8 + ROWS * ROW.size)
         out, err = self._folder / "stdout", self._folder / "stderr"
         trial = [str(root), str(self._report), at, MODES[mode], code, int(reads)]
-        self._process.stdin.write(json.dumps([[str(w) for w in words], trial, str(out), str(err)]) + "\n")
+        self._process.stdin.write(
+            json.dumps([[str(w) for w in words], trial, str(out), str(err), dict(environment or {})]) + "\n"
+        )
         self._process.stdin.flush()
         code = json.loads(self._process.stdout.readline())
         return Ended(code, _text(out), _text(err), *self._read())
@@ -144,14 +156,24 @@ def _serve(library: str) -> None:
     inject = ctypes.CDLL(library)
     imported = Path(library).with_name("imported")
     for line in sys.stdin:
-        words, trial, out, err = json.loads(line)
+        words, trial, out, err, environment = json.loads(line)
         child = os.fork()
         if child == 0:
+            _set(environment)
             _command(inject, main, words, trial, out, err, imported)
         code = _wait(child)
         if trial[3] == MODES["count"]:
             _import(imported)
         print(json.dumps(code), flush=True)
+
+
+def _set(environment: dict[str, str]) -> None:
+    """What libraries have read of the environment when they were imported, they read again."""
+    os.environ.update(environment)
+    tempfile.tempdir = environment.get("TMPDIR", tempfile.tempdir)
+    hub = sys.modules.get("huggingface_hub.constants")
+    if hub and "HF_HUB_OFFLINE" in environment:
+        hub.HF_HUB_OFFLINE = environment["HF_HUB_OFFLINE"] == "1"
 
 
 def _import(listing: Path) -> None:

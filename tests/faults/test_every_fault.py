@@ -23,9 +23,11 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SAMPLE = 3  # faults of each command that always run
 
 # What a process that was ended may leave, and the next one removes or goes on from.
-LEFT = re.compile(r"(^|/)(\.[^/]*\.(partial|replaced)-\d+|next-\d+|dropped-\d+|[^/]*\.\d+\.new)(/|$)")
+LEFT = re.compile(
+    r"(^|/)(\.[^/]*\.(partial|replaced)-\d+|next-\d+|dropped-\d+|mergeway-push-\d+-\w+|[^/]*\.\d+\.new)(/|$)"
+)
 RESUMED = re.compile(r"^(\.[^/]*\.training|run)(/|$)")
-STEP = re.compile(r"^(.*/?trunk/steps)/(\d+)/")
+STEP = re.compile(r"^(.*/?(?:trunk|out)/steps)/(\d+)/")
 Bits = dict[str, bytes]
 
 
@@ -37,6 +39,7 @@ class Bench:
         self._start, self.work = folder / "start", folder / "work"
         self._start.mkdir()
         row.start(inputs, self._start)
+        row.reset(inputs)
         self.before = self.found(self._start)
         self.calls = self._clean().calls
         self.after = self.found()
@@ -57,12 +60,17 @@ class Bench:
     def fresh(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self._start, self.work)
+        self.row.reset(self._inputs)
 
-    def run(self, fault: str | None = None, at: int = 0) -> Ended:
-        return self._injector.run(self.row.words(self._inputs, self.work), self.work, fault, at)
+    def run(self, fault: str | None = None, at: int = 0, reads: bool = False) -> Ended:
+        environment = self.row.environment(self._inputs, self.work)
+        words = self.row.words(self._inputs, self.work)
+        return self._injector.run(words, self.work, fault, at, reads, environment)
 
     def again(self) -> Ended:
-        return self._injector.run((self.row.again or self.row.words)(self._inputs, self.work), self.work)
+        environment = self.row.environment(self._inputs, self.work)
+        words = (self.row.again or self.row.words)(self._inputs, self.work)
+        return self._injector.run(words, self.work, environment=environment)
 
     def found(self, folder: Path | None = None) -> Bits:
         """Every file by its content, apart from what the clock decides."""
@@ -73,7 +81,7 @@ class Bench:
             if path.suffix == ".safetensors" and not LEFT.search(name):
                 content = tensors(content)
             bits[name] = journal(content) if path.name == "journal.jsonl" else self.row.varies(name, content)
-        return bits
+        return bits | self.row.beside(self._inputs)
 
     def left(self) -> frozenset[tuple[str, str]]:
         """All that is there, apart from process numbers and the clock."""
@@ -109,6 +117,9 @@ def check(bench: Bench, fault: str, at: int) -> str:
     resumable = {n: c for n, c in bits.items() if bench.row.resumes and RESUMED.match(n)}
     rest = {n: c for n, c in bits.items() if n not in resumable}
     state = "after" if bits == bench.after else committed(rest, bench.before, bench.after)
+    if bench.row.bit_by_bit and bits != bench.after and state == "after":
+        state = "before"  # what is not done yet is as it was, and the same command does the rest
+        assert all(bench.before.get(n) == c for n, c in bits.items() if not LEFT.search(n)), where
     assert state, where
     if fault in ("kill", "torn write"):
         assert ended.killed, where
@@ -119,6 +130,8 @@ def check(bench: Bench, fault: str, at: int) -> str:
         _is_true(ended, state, bench, where)
     if not ended.killed and fault != "EROFS" and not _removes(bench.calls[at]):
         expected = bench.after if state == "after" else bench.before
+        if bench.row.bit_by_bit:
+            expected = {n: c for n, c in expected.items() if n in rest}
         assert rest == {n: c for n, c in expected.items() if n in rest or not resumable}, where
     if (left := bench.left()) not in bench.seen:  # most faults leave what another one left
         _goes_on(bench, state, where)
@@ -143,7 +156,7 @@ def _is_true(ended: Ended, state: str, bench: Bench, where: str) -> None:
         r"Input/output error|No space left|no space left|Interrupted system call|Read-only file system|error closing file",
         line,
     ), where
-    if not bench.row.resumes:  # what it goes on from is written, too
+    if not (bench.row.resumes or bench.row.bit_by_bit):  # what it goes on from is written, too
         assert (state == "after") == ("is committed, but" in line or "is written, but" in line), where
     assert state == "before" or "nothing was changed" not in line, where
 

@@ -12,6 +12,7 @@ from mergeway.bench.outcome import RunJson, RunRow
 from mergeway.bench.report import record_sweep, run_data, write_page
 from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import EMBEDDED, embedded
+from mergeway.core.files import contents
 from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
 from mergeway.rules import RULES
@@ -76,7 +77,7 @@ def _clear(folder: Path, suite: str) -> None:
     if not folder.exists():
         return
     try:
-        ours = json.loads((folder / "run.json").read_text(encoding="utf-8"))["suite"] in (suite, *EMBEDDED)
+        ours = json.loads(contents(folder / "run.json"))["suite"] in (suite, *EMBEDDED)
     except (OSError, ValueError, KeyError, TypeError):
         ours = False
     if not ours:

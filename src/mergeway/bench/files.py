@@ -24,7 +24,7 @@ from typing import Any
 from mergeway.bench.protocol import Cell
 from mergeway.bench.stream import FoldResult, Underway, fold_of
 from mergeway.checkpoint.source import read_json
-from mergeway.core.files import make_directory, replace_text, sweep, writing
+from mergeway.core.files import contents, make_directory, replace_text, sweep, writing
 from mergeway.errors import OptionError
 
 FOLDS, TIMINGS = "folds.jsonl", "timings.jsonl"
@@ -119,10 +119,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; the last line of a killed run may be cut off."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in contents(path).splitlines():
         try:
             yield json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
 
 

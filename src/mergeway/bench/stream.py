@@ -16,7 +16,7 @@ from mergeway.bench.protocol import Cell
 from mergeway.bench.suite import Suite
 from mergeway.checkpoint import Checkpoint, SafetensorsFiles
 from mergeway.checkpoint.writer import save_tensors
-from mergeway.core.files import make_directory, replace_text, replaced
+from mergeway.core.files import contents, make_directory, replace_text, replaced
 from mergeway.fold.merge import FoldedModel, fold_steps
 from mergeway.rules import Fold, make
 
@@ -98,7 +98,7 @@ class Underway:
         path = self.directory / "folds.json"
         if not path.exists():
             return [], None
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(contents(path))
         at = Fold(**kept["at"])
         folds = [fold_of(fold) for fold in kept["folds"]]
         return folds, (at, SafetensorsFiles("state", [self._state(at.step)]))

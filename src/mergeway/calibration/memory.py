@@ -26,7 +26,7 @@ from mergeway.calibration.teaching import TOP_K, answer_bytes, answers_of, copie
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.checkpoint.writer import FileWriter
-from mergeway.core.files import reading, write_text
+from mergeway.core.files import contents, reading, write_text
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError, suggest
@@ -156,7 +156,7 @@ class CalibrationMemory:
         text = json.dumps(described, indent=2) + "\n"
         write_text(directory / description, text)
         with reading(directory / table):
-            rows = hashlib.sha256((directory / table).read_bytes()).hexdigest()
+            rows = hashlib.sha256(contents(directory / table)).hexdigest()
         return {description: {"": hashlib.sha256(text.encode()).hexdigest()}, table: {"": rows}}
 
     def _heads(self) -> dict[str, Tensor]:

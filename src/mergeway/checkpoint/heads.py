@@ -19,7 +19,7 @@ from torch import Tensor
 from mergeway.checkpoint import Checkpoint, SafetensorsFiles
 from mergeway.checkpoint.source import read_json
 from mergeway.checkpoint.writer import FileWriter, save_tensors
-from mergeway.core.files import make_directory, reading, replace_text, write_text
+from mergeway.core.files import contents, make_directory, reading, replace_text, write_text
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
@@ -95,7 +95,7 @@ def _read_tasks(path: Path) -> list[tuple[str, dict[str, object]]]:
     """The tasks that have a head, with the labels of each."""
     try:
         with reading(path):
-            rows = json.loads(path.read_bytes())
+            rows = json.loads(contents(path))
         return [(str(row["task"]), dict(row["labels"])) for row in rows]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(

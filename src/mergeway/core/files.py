@@ -16,7 +16,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mergeway.errors import CheckpointError
+from mergeway.errors import CheckpointError, UnsureError
+
+_ENDLESS = "a pipe, a socket or a device, not a file"
 
 
 @contextlib.contextmanager
@@ -46,9 +48,21 @@ def reading(path: Path) -> Iterator[None]:
 def regular(path: Path) -> None:
     """Refuse what is no file with an end: a pipe waits for ever, a device may never stop."""
     with reading(path):
-        mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise CheckpointError(f"{path}: is a pipe, a socket or a device, not a file; save it as a file first")
+        endless = _is_endless(path)
+    if endless:
+        raise CheckpointError(f"{path}: is {_ENDLESS}; save it as a file first")
+
+
+def contents(path: Path) -> bytes:
+    """All of a file, or what the system says against it; of a pipe or a device, that it is one."""
+    if _is_endless(path):
+        raise OSError(errno.EINVAL, f"it is {_ENDLESS}", str(path))
+    return path.read_bytes()
+
+
+def _is_endless(path: Path) -> bool:
+    mode = os.stat(path).st_mode
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def flush(path: Path) -> None:
@@ -160,9 +174,9 @@ def make_directory(path: Path) -> None:
             flush(new.parent)
 
 
-def unsure(path: Path, problem: OSError) -> CheckpointError:
+def unsure(path: Path, problem: OSError) -> UnsureError:
     """What is to be said when something has its name, and nobody knows whether it will keep it."""
-    return CheckpointError(f"{path}: is written, but a power cut now could undo it ({problem.strerror or problem})")
+    return UnsureError(f"{path}: is written", problem.strerror or str(problem))
 
 
 def alive(pid: int) -> bool:

@@ -103,12 +103,14 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def restore(out: Path) -> None:
     """Put right what a killed process left beside `out`: an old directory that was set aside comes back, the rest goes."""
-    found = re.compile(rf"\.{re.escape(out.name)}\.(partial|replaced)-(\d+)")
+    name = re.escape(out.name)
+    # A trunk that is made in a stage has a stage of its own beside it.
+    found = re.compile(rf"\.{name}\.(partial|replaced)-(\d+)|\.\.{name}\.partial-\d+\.partial-(\d+)")
     with writing(out):
         beside = list(out.parent.iterdir()) if out.parent.is_dir() else []
         for left in beside:
             match = found.fullmatch(left.name)
-            if not match or alive(int(match[2])):
+            if not match or alive(int(match[2] or match[3])):
                 continue
             if match[1] == "replaced" and not out.exists():
                 os.rename(left, out)

@@ -18,7 +18,7 @@ from pathlib import Path
 from mergeway.checkpoint import Checkpoint, Inspection, ModelWriter, open_checkpoint
 from mergeway.checkpoint.directory import side_files
 from mergeway.checkpoint.source import JsonObject
-from mergeway.core.files import copy_file, make_directory, reading, replace_text
+from mergeway.core.files import contents, copy_file, make_directory, reading, replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import BaseNotFound, CheckpointError, TrunkError
@@ -66,7 +66,7 @@ def _kept(base: Checkpoint) -> list[Path]:
 
 def _sha256(path: Path) -> str:
     with reading(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(contents(path)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,15 @@ class KeptBase:
 
     def _moved(self) -> Places | None:
         try:
-            row = json.loads((self._trunk / MOVED).read_text(encoding="utf-8"))
+            row = json.loads(contents(self._trunk / MOVED))
             return Places(str(row["source"]), relative=row["relative"] and str(row["relative"]))
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: there are other places to look at
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ):  # not there, or damaged: there are other places to look at
             return None
 
 

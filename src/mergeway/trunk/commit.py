@@ -71,7 +71,7 @@ class Commit:
 
     def keep_rest_of(self, record: Record) -> None:
         """Everything but state and model as it is in an earlier snapshot."""
-        self.files |= self.store.link_snapshot(record, self.stage, lambda n: not n.startswith("model") and n != STATE)
+        self.files |= self.store.of(record).link_into(self.stage, lambda n: not n.startswith("model") and n != STATE)
 
     def staged(self) -> Checkpoint:
         """The model as it would be deployed."""

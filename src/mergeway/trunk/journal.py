@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from mergeway.core.files import contents, regular
 from mergeway.errors import TrunkError
 from mergeway.trunk.record import START as START
 from mergeway.trunk.record import Record as Record
@@ -58,6 +59,7 @@ class Point:
             return None
         named, where, marks, _ = text.decode().split("\n")
         values = json.loads(where)
+        regular(journal)
         with open(journal, "rb") as file:
             size = file.seek(0, 2)
             if size != values["end"]:
@@ -152,7 +154,7 @@ class Journal:
         """
         try:
             # By bytes and by line feeds alone: no other character that some take for the end of a line is one here.
-            *lines, rest = path.read_bytes().split(b"\n")
+            *lines, rest = contents(path).split(b"\n")
         except FileNotFoundError:
             raise TrunkError(f"{path.parent}: not a trunk (no {path.name}); make one with 'mergeway init'") from None
         except OSError as problem:

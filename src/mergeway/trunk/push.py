@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mergeway.checkpoint.mapped import one_line
-from mergeway.errors import OptionError, TrunkError
+from mergeway.core.files import alive
+from mergeway.errors import OptionError, TrunkError, UnsureError
 from mergeway.trunk.exports import Exports
 
 # What an earlier model may have left in the repository and this one does not have: other shards, another index.
 _STALE = ["*.safetensors", "*.safetensors.index.json", "heads/*"]
+_FOLDER = "mergeway-push-"  # of its export, below the directory for temporary files
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -46,8 +49,14 @@ def push(
     if not _NAME.fullmatch(repo):
         raise OptionError(f"'{repo}': a repository of the hub is ORG/NAME")
     step = trunk.log()[-1].step
-    with tempfile.TemporaryDirectory(prefix="mergeway-push-") as folder:
-        out = trunk.export(Path(folder) / "model", task=task, backbone=backbone, command=command)
+    _sweep()
+    # What cannot be removed at the end goes with the next push; the model is on the hub all the same.
+    prefix = f"{_FOLDER}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+        try:
+            out = trunk.export(Path(folder) / "model", task=task, backbone=backbone, command=command)
+        except UnsureError as problem:
+            raise TrunkError(f"{folder}: cannot be written ({problem.cause}); nothing was pushed") from None
         files = {str(p.relative_to(out)): p.stat().st_size for p in sorted(out.rglob("*")) if p.is_file()}
         if dry_run:
             return Pushed(repo, step, files, None, None)
@@ -64,6 +73,15 @@ def push(
                 delete_patterns=_STALE,
             )
     return Pushed(repo, step, files, done.oid, done.commit_url)
+
+
+def _sweep() -> None:
+    """Remove the exports of pushes that were killed."""
+    with suppress(OSError):
+        for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+            number = left.name.removeprefix(_FOLDER).partition("-")[0]
+            if number.isdecimal() and not alive(int(number)):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

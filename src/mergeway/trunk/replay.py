@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from mergeway.calibration.given import Data, Prepared
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.core.pool import worker_pool
-from mergeway.errors import CheckpointError, MergewayError, TrunkError
+from mergeway.errors import CheckpointError, MergewayError, TrunkError, UnsureError
 from mergeway.fold.prepare import prepare_arrival, prepare_base
 from mergeway.rules import Rule, make
+from mergeway.trunk.store import committed
 from mergeway.trunk.trunk import Trunk
 
 
@@ -40,7 +42,7 @@ def replay(
     known = {t.task: Prepared(memory.settings, t) for t in memory.tasks} if memory is not None else {}
     given: dict[str, Data] = {**known, **(data or {})}
     try:
-        with staged_directory(target) as stage:
+        with staged_directory(target) as stage, _in_a_stage(target):
             replayed = Trunk.create(
                 stage,
                 base,
@@ -57,6 +59,17 @@ def replay(
     except CheckpointError as problem:
         raise TrunkError(str(problem)) from None
     return Trunk.open(target)
+
+
+@contextmanager
+def _in_a_stage(target: Path) -> Generator[None]:
+    """What is committed in a stage is gone with it, so nobody is told of it."""
+    try:
+        yield
+    except UnsureError as problem:
+        raise TrunkError(f"{target}: cannot be written ({problem.cause})") from None
+    finally:
+        committed.clear()
 
 
 def _check_sources(trunk: Trunk) -> tuple[str, list[str]]:

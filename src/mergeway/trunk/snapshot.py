@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from mergeway.checkpoint.inspect import sha256_of
 from mergeway.checkpoint.source import SafetensorsFiles
-from mergeway.core.files import reading
+from mergeway.core.files import contents, copy_file, reading, regular, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import MergewayError, TrunkError
@@ -45,7 +46,7 @@ class Snapshot:
         """What the files were when the step was committed."""
         listing = self.path / DIGESTS
         with reading(listing):
-            text = listing.read_bytes()
+            text = contents(listing)
         if hashlib.sha256(text).hexdigest() != self._record.files:
             raise self._changed(f"{listing}: was changed")
         return json.loads(text)
@@ -77,6 +78,18 @@ class Snapshot:
         for name in filter(wanted, self.digests):
             for problem in file_problems(self.path / name, self.digests[name], each):
                 raise self._changed(problem)
+
+    def link_into(self, stage: Path, wanted: Callable[[str], bool] = lambda _: True, each: Each = map) -> Digests:
+        """The files once more in the stage of another step, as links where the file system has them."""
+        self.check(wanted, each)
+        digests = {name: listed for name, listed in self.digests.items() if wanted(name)}
+        with writing(stage):
+            for name in digests:
+                try:
+                    os.link(self.path / name, stage / name)
+                except OSError:
+                    copy_file(self.path / name, stage / name)
+        return digests
 
     def directory(self, files: str) -> Path | None:
         """Where the files are whose names begin so, checked; None where the step is the bare base."""
@@ -140,6 +153,7 @@ def header_problem(path: Path, expected: str) -> str | None:
     """What is wrong with the header of a safetensors file; it decides where the tensors are."""
     if not path.exists():
         return f"{path}: is missing"
+    regular(path)
     with reading(path), open(path, "rb") as file:
         length = file.read(8)
         head = length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))
@@ -155,7 +169,7 @@ def file_problems(path: Path, expected: Mapping[str, str], each: Each = map, pro
     progress.begin(f"verifying {path.name}", path.stat().st_size, "bytes")
     if path.suffix != ".safetensors":
         with reading(path):
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest = hashlib.sha256(contents(path)).hexdigest()
         return [] if digest == expected[""] else [f"{path}: was changed"]
     if problem := header_problem(path, expected[""]):
         return [problem]

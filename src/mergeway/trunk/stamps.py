@@ -18,7 +18,7 @@ from pathlib import Path
 from mergeway.checkpoint import Checkpoint, Inspection, SafetensorsFiles
 from mergeway.checkpoint.inspect import combine_digests
 from mergeway.checkpoint.mapped import MappedFile
-from mergeway.core.files import replace_text
+from mergeway.core.files import contents, replace_text
 from mergeway.core.ranks import team
 from mergeway.errors import MergewayError
 
@@ -55,8 +55,8 @@ def _status(file: MappedFile) -> list[int]:
 def known_digests(trunk: Path, now: Stamps, checkpoint: Checkpoint, digest: str) -> Mapping[str, str] | None:
     """The digests of the tensors of a base whose files are those that the trunk has seen; all ranks must find the same."""
     found: dict[str, str] | None = None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        seen = json.loads((trunk / SEEN).read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        seen = json.loads(contents(trunk / SEEN))
         tensors = dict(seen["tensors"])
         if Stamps(seen["opened"], seen["files"]).vouch_for(now) and tensors.keys() == checkpoint.infos.keys():
             found = tensors if combine_digests(tensors, checkpoint.infos) == digest else None

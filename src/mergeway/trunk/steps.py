@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
 from mergeway.core.pool import worker_pool
@@ -40,7 +41,7 @@ class Steps(Exports):
                     f"{self.path}: the snapshot of step {step} is no longer kept; there are those of {', '.join(kept)} (see --keep)"
                 )
             with self._store.stage() as stage, worker_pool(self._threads) as pool:
-                digests = self._store.link_snapshot(target, stage, each=pool.map)
+                digests = self._store.of(target).link_into(stage, each=pool.map)
                 return self._store.commit(stage, digests, journal.point(), record, self.keep)
 
     def tag(self, step: Step, name: str, *, wait: bool = True) -> int:
@@ -72,6 +73,12 @@ class Steps(Exports):
             raise OptionError(f"--keep is {keep}; at least 1 snapshot must be kept")
         with self._store.writer(wait, self._progress):
             sizes = self.sizes()
-            self._store.prune(keep)
+            try:
+                for left in self._store.drop(keep):
+                    shutil.rmtree(left)
+            except OSError as problem:
+                raise TrunkError(
+                    f"{self._store.steps}: a snapshot cannot be dropped ({problem.strerror or problem}); run again for the rest"
+                ) from None
             dropped = sorted(set(sizes) - set(self._store.present()))
         return Pruned(dropped, sum(sizes[step] for step in dropped))

@@ -22,19 +22,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.checkpoint.source import JsonObject
-from mergeway.core.files import append, copy_file, place, reading, replace_unsure, write_text, writing
+from mergeway.core.files import append, contents, place, reading, replace_unsure, write_text, writing
 from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import team
-from mergeway.errors import CheckpointError, MergewayError, TrunkError
+from mergeway.errors import CheckpointError, MergewayError, TrunkError, UnsureError
 from mergeway.trunk.journal import Journal, Point, Record
 from mergeway.trunk.lock import WriterLock
-from mergeway.trunk.snapshot import DIGESTS, Digests, Each, Snapshot
+from mergeway.trunk.snapshot import DIGESTS, Digests, Snapshot
 from mergeway.trunk.tags import read_tags
 
 FORMAT = 2
@@ -81,30 +81,34 @@ class Store:
     def settings(self) -> JsonObject:
         """What was fixed at `init`."""
         try:
-            text = self.settings_path.read_text(encoding="utf-8")
-            settings = json.loads(text)
+            settings = json.loads(contents(self.settings_path))
             version = settings["format"]
         except (FileNotFoundError, NotADirectoryError):
             raise TrunkError(f"{self.path}: not a trunk (no trunk.json); make one with 'mergeway init'") from None
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
             raise TrunkError(f"{self.settings_path}: cannot be read ({problem}); restore it from a backup") from None
         if version != FORMAT:
             how = f"has format {version!r}, this mergeway reads format {FORMAT}; use the version that wrote it"
             raise TrunkError(f"{self.settings_path}: the trunk {how}")
         return settings
 
+    def _changed_settings(self) -> TrunkError:
+        return TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
+
     def settings_digest(self) -> str:
         with reading(self.settings_path):
-            return hashlib.sha256(self.settings_path.read_bytes()).hexdigest()
+            return hashlib.sha256(contents(self.settings_path)).hexdigest()
 
-    def journal(self) -> Journal:
-        """The whole history, checked record by record and against the head."""
+    def journal(self, settings: bool = True) -> Journal:
+        """The whole history, checked record by record, against the head and, with `settings`, with what `init` fixed."""
         # In this order: a writer appends to the journal first, so the head is never ahead of the journal read after it. A
         # head behind the journal is that of a writer killed before it got there; the next one brings it up.
         head = self._head()
         step = re.match(rb"(\d{1,12}) ", head)
         named = int(step[1]) if step else -1
         journal = Journal.read(self.journal_path, named)
+        if settings and journal.records[0].details.get("settings") != self.settings_digest():
+            raise self._changed_settings()
         if named >= len(journal.records) or not step or head not in _heads(journal.point(named)):
             raise TrunkError(
                 f"{self.journal_path}: ends at step {journal.last.step}, which is not what {self.head_path.name} says; records were cut off, or {self.head_path.name} was changed"
@@ -122,7 +126,7 @@ class Store:
 
     def _head(self) -> bytes:
         with reading(self.head_path):
-            return self.head_path.read_bytes() if self.head_path.exists() else b""
+            return contents(self.head_path) if self.head_path.exists() else b""
 
     @contextlib.contextmanager
     def writer(self, wait: bool = True, progress: Progress = SILENT) -> Generator[None]:
@@ -140,7 +144,7 @@ class Store:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
         point = self._known = self.point()
         if point.settings != self.settings_digest():
-            raise TrunkError(f"{self.settings_path}: was changed after 'init'; restore it from a backup")
+            raise self._changed_settings()
         with writing(self.path):
             for left in self.steps.iterdir() if self.steps.is_dir() else ():
                 if not left.name.isdigit() or int(left.name) > point.last.step:
@@ -192,9 +196,7 @@ class Store:
                 with writing(self.path):
                     raise
             cause = getattr(problem, "strerror", None) or repr(problem)
-            raise TrunkError(
-                f"{self.path}: step {record.step} is committed, but a power cut now could undo it ({cause})"
-            ) from None
+            raise UnsureError(f"{self.path}: step {record.step} is committed", cause) from None
         committed.append(record.step)
         self.changed = True
         self._write_head(point, record)
@@ -210,10 +212,15 @@ class Store:
     def prune(self, keep: int) -> None:
         """Drop the oldest snapshots without a tag, out of a reader's sight at once; what stays now goes after the next commit."""
         with contextlib.suppress(OSError, MergewayError):
-            tagged = set(read_tags(self.path).values())
-            for step in [step for step in self.present() if step not in tagged][:-keep]:
-                os.rename(self.snapshot(step), dropped := self.steps / f"dropped-{step}")
+            for dropped in self.drop(keep):
                 shutil.rmtree(dropped, ignore_errors=True)
+
+    def drop(self, keep: int) -> Iterator[Path]:
+        """Take the oldest snapshots without a tag out of a reader's sight, one after another; whoever asks removes them."""
+        tagged = set(read_tags(self.path).values())
+        for step in [step for step in self.present() if step not in tagged][:-keep]:
+            os.rename(self.snapshot(step), dropped := self.steps / f"dropped-{step}")
+            yield dropped
 
     def present(self) -> list[int]:
         """The steps that have a snapshot."""
@@ -228,21 +235,6 @@ class Store:
     def of(self, record: Record) -> Snapshot:
         """The files of a record's step, checked as they are read."""
         return Snapshot(self.snapshot(record.step), record)
-
-    def link_snapshot(
-        self, record: Record, stage: Path, wanted: Callable[[str], bool] = lambda _: True, each: Each = map
-    ) -> Digests:
-        """The files of an earlier snapshot once more in the stage, as links where the file system has them."""
-        source = self.of(record)
-        source.check(wanted, each)
-        digests = {name: listed for name, listed in source.digests.items() if wanted(name)}
-        with writing(stage):
-            for name in digests:
-                try:
-                    os.link(source.path / name, stage / name)
-                except OSError:
-                    copy_file(source.path / name, stage / name)
-        return digests
 
 
 def _heads(point: Point) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from mergeway.core.files import reading, replace_text
+from mergeway.core.files import contents, reading, replace_text
 from mergeway.errors import OptionError, TrunkError
 
 FILE = "tags.json"
@@ -19,7 +19,7 @@ def read_tags(trunk: Path) -> dict[str, int]:
     """The step of every tag."""
     path = trunk / FILE
     with reading(path):
-        text = path.read_bytes() if path.exists() else b"{}"
+        text = contents(path) if path.exists() else b"{}"
     try:
         found: object = json.loads(text)
         tags = cast("Mapping[str, object]", found) if isinstance(found, dict) else {"": None}

@@ -24,7 +24,7 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, again
             f"the digest to verify against is '{against}'; it takes the 64 hexadecimal digits that 'add' prints as 'head'"
         )
     try:
-        journal = store.journal()
+        journal = store.journal(settings=False)
         settings = store.settings_digest()
     except (MergewayError, OSError) as problem:
         return [str(problem)]
@@ -60,7 +60,7 @@ def base_problems(
     except BaseNotFound as problem:
         if others or problems:
             return problems
-        if store.journal().last.files is None:
+        if store.journal(settings=False).last.files is None:
             return [str(problem)]
         progress.note(f"the base was not compared: {problem}")
     except MergewayError as problem:
@@ -70,7 +70,7 @@ def base_problems(
 
 def _missing(store: Store, journal: Journal) -> list[str]:
     last = journal.last
-    if last.files is not None and not store.has_snapshot(last.step) and store.journal().last == last:
+    if last.files is not None and not store.has_snapshot(last.step) and store.journal(settings=False).last == last:
         return [f"{store.snapshot(last.step)}: the snapshot of the last step is missing"]
     return []
 

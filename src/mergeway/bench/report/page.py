@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mergeway import __version__
-from mergeway.core.files import make_directory, replace_text
+from mergeway.core.files import make_directory, regular, replace_text
 from mergeway.core.printed import printable
 from mergeway.errors import OptionError
 
@@ -75,5 +75,6 @@ def _shown(value: object) -> object:
 
 
 def _opening(path: Path) -> str:
+    regular(path)
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(400)

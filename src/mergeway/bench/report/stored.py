@@ -12,6 +12,7 @@ from mergeway.bench.outcome import Description
 from mergeway.bench.protocol import Cell, parse_rule, utilities
 from mergeway.bench.run import Run
 from mergeway.bench.stream import FoldResult
+from mergeway.core.files import contents
 from mergeway.errors import OptionError
 
 SWEEP = "sweep.json"
@@ -55,6 +56,6 @@ def read_sweep(path: Path) -> Sweep | None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+        return json.loads(contents(path))
+    except (OSError, ValueError, RecursionError) as problem:
         raise OptionError(f"{path}: cannot be read ({problem})") from None

@@ -19,7 +19,7 @@ from mergeway.bench.suites.description import SuiteJson
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.split import Part, class_parts, task_row
 from mergeway.bench.suites.written import MNIST, SIDE, read_mnist, written_parts
-from mergeway.core.files import copy_file, make_directory, write_text
+from mergeway.core.files import copy_file, make_directory, write_text, writing
 
 ANGLES = (-30, -15, 0, 15, 30)
 INCREMENTAL = {"split-mnist": "cil", "rotated-digits": "dil"}
@@ -47,9 +47,11 @@ def write_incremental(name: str, folder: Path) -> SuiteJson:
             chosen = index if part.labels is None else index[np.isin(y[index], part.labels)]
             pictures = x[chosen] if part.labels is not None else turn(x[chosen], ANGLES[number])
             arrays |= {f"x_{split}": pictures, f"y_{split}": y[chosen].astype(np.uint8)}
-        np.savez_compressed(folder / "data" / f"{part.name}.npz", **arrays)
+        with writing(file := folder / "data" / f"{part.name}.npz"):
+            np.savez_compressed(file, **arrays)
     digits: SuiteJson = json.loads((root / "suite.json").read_text(encoding="utf-8"))
-    shutil.copytree(root / "base", folder / "base")
+    with writing(folder / "base"):
+        shutil.copytree(root / "base", folder / "base")
     copy_file(root / "heads" / "mnist.safetensors", folder / "head.safetensors")
     suite: SuiteJson = {
         "name": name,

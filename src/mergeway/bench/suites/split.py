@@ -23,7 +23,7 @@ from mergeway.calibration.samples import Samples
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.directory import staged_directory
 from mergeway.checkpoint.writer import save_tensors
-from mergeway.core.files import copy_file, write_text
+from mergeway.core.files import copy_file, write_text, writing
 from mergeway.errors import OptionError, suggest
 from mergeway.model.kinds import ClipVision, kind_of, make_model
 
@@ -175,7 +175,8 @@ def _write_part(path: Path, read: Labelled, part: Part) -> None:
         if not chosen.any():
             raise OptionError(f"{read.source}: task '{part.name}' would have no {split} images; make fewer tasks")
         arrays |= {f"x_{split}": x[chosen], f"y_{split}": y[chosen]}
-    np.savez_compressed(path, **arrays)
+    with writing(path):
+        np.savez_compressed(path, **arrays)
 
 
 def _mean_head(model: ClipVision, base: Path, read: Labelled) -> torch.Tensor:
