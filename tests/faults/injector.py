@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
 import importlib
+import io
 import json
 import os
 import platform
@@ -151,8 +153,14 @@ def _serve(library: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    import typer.main
+
     from mergeway.cli import main
 
+    # To read all commands' options anew takes longer than most of the commands do.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["--version"])
     inject = ctypes.CDLL(library)
     imported = Path(library).with_name("imported")
     for line in sys.stdin:

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import tiny
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from injector import Injector, why_not
+from injector import ROWS, WRITES, Call, Injector, why_not
 from safetensors.numpy import load_file
 
 import mergeway as mw
@@ -25,7 +26,7 @@ from mergeway.errors import TrunkError, TrunkLocked
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 KEEP = 3
-KILLS = 1000
+KILLS, LIVES = 1000, 20
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0])
 Arrays = dict[str, np.ndarray]
 
@@ -278,36 +279,63 @@ def test_many_histories(machine):
     run(machine, 100, 30)
 
 
-@pytest.mark.slow
-def test_a_thousand_kills_of_one_trunk(inputs, injector, capsys):
-    """One trunk that lives through all of it: adds, removes, rollbacks and exports, each ended at a random call."""
-    draw = random.Random(0)
-    folder = Folder(inputs.suite, injector)
-    killed = committed = 0
-    while killed < KILLS:
-        held, before = folder.model.last.held, len(folder.model.steps)
-        free = [t for t in tiny.TASKS if t not in held]
-        task = draw.choice([*free, *held])
+class Life:
+    """One trunk that lives through adds, removes, rollbacks and exports, each ended at a random call."""
+
+    def __init__(self, folder: Folder, seed: int) -> None:
+        self.folder, self._draw = folder, random.Random(seed)
+        self._calls: dict[str, list[Call]] = {}  # of a command that came to its end
+        self.killed = self.committed = 0
+
+    def go_on(self) -> None:
+        """One command, killed or not, and what is there after it."""
+        words, done = self._choose()
+        known = self._calls.get(words[0], [])
+        fault = self._draw.choice(["kill", "torn write"])
+        places = [k for k, call in enumerate(known) if fault == "kill" or call.name in WRITES]
+        before = len(self.folder.model.steps)
+        # A fault that never comes: the first time, to learn the calls.
+        at = self._draw.choice(places) if places else ROWS - 1
+        ended = self.folder.injector.run([*words, "--quiet"], self.folder.root, fault, at)
+        assert ended.killed or ended.code == 0, ended.err
+        if not ended.killed:
+            self._calls[words[0]] = ended.calls
+        grown = len(mw.Trunk.open(self.folder.path).log()) - before
+        assert grown in ((0, 1) if ended.killed and done else (int(done is not None),))
+        if grown and done:
+            done()
+            self.committed += ended.killed
+        self.killed += ended.killed
+        self.folder.check_all()
+
+    def _choose(self) -> tuple[list, Callable[[], None] | None]:
+        """A command that makes sense now, and what the model then does; an export changes no step."""
+        folder, draw = self.folder, self._draw
+        free = [t for t in tiny.TASKS if t not in folder.model.last.held]
+        held = list(folder.model.last.held)
         step = draw.choice(folder.model.kept())
-        words = draw.choice(
-            [
-                ["add", folder.path, folder.expert(task)],
-                ["remove", folder.path, task, "--from", folder.expert(task)],
-                ["rollback", folder.path, step],
-                ["export", folder.path, folder.root / "out", "--force"],
-            ]
-        )
-        if (words[0] == "add") == (task in held) and words[0] in ("add", "remove"):
-            continue
-        ended = crash(folder, words, draw.choice(["kill", "torn write"]), draw.randrange(60))
-        killed += ended
-        grown = len(mw.Trunk.open(folder.path).log()) - before
-        assert grown in ((0, 1) if ended and words[0] != "export" else (int(words[0] != "export"),))
-        if grown:
-            done = {"add": folder.added, "remove": folder.removed, "rollback": folder.rolled_back}[words[0]]
-            done(*{"add": (task, 1.0), "remove": (task,), "rollback": (step,)}[words[0]])
-            committed += ended
-        folder.check_all()
+        chosen: list[tuple[list, Callable[[], None] | None]] = [
+            (["rollback", folder.path, step], lambda: folder.rolled_back(step)),
+            (["export", folder.path, folder.root / "out", "--force"], None),
+        ]
+        if free:
+            new = draw.choice(free)
+            chosen.append((["add", folder.path, folder.expert(new)], lambda: folder.added(new, 1.0)))
+        if held:
+            old = draw.choice(held)
+            words = ["remove", folder.path, old, "--from", folder.expert(old)]
+            chosen.append((words, lambda: folder.removed(old)))
+        return draw.choice(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(LIVES))
+def test_a_thousand_kills(inputs, injector, capsys, number):
+    """In several lives, since whoever checks a whole journal after each of a thousand steps does little else."""
+    life = Life(Folder(inputs.suite, injector), number)
+    while life.killed < KILLS // LIVES:
+        life.go_on()
     with capsys.disabled():
-        print(f"\n{killed} kills, {committed} of them behind the commit, {len(folder.model.steps)} steps", flush=True)
-    folder.close()
+        said = f"{life.killed} kills, {life.committed} of them behind the commit, {len(life.folder.model.steps)} steps"
+        print(f"\n{said}", flush=True)
+    life.folder.close()
