@@ -2,8 +2,8 @@
 
     python docs/figures/gallery.py DIR [DIR..]
 
-Tables go between their marks, figures into docs/gallery/; what no directory holds stays as it is. Those of Holistic CMM are
-of several suites and go under the suite's name, which is that of a directory SUITE-paper.
+Tables go between their marks, figures into docs/gallery/; what no directory holds stays as it is. What a directory SUITE-paper
+holds goes under the suite's name; other directories are of `digits`.
 """
 
 import re
@@ -17,7 +17,8 @@ PAGES = (DOCS / "gallery.md", DOCS / "benchmarks.md")
 
 def place(folder: Path, name: str) -> str:
     """Where a table or figure belongs."""
-    return f"{folder.name.removesuffix('-paper')}/{name}" if name.startswith("holistic") else name
+    suite = folder.name.removesuffix("-paper")
+    return f"{suite}/{name}" if suite != folder.name else name
 
 
 def fill(page: str, folder: Path) -> str:

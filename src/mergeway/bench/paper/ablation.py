@@ -38,7 +38,10 @@ def released_mechanisms(study: Study) -> Table:
     rows.append(["all", everything, Value(everything.mean - none.mean), "", ""])
     columns = ("mechanism", "ACC, alone", "gain over none", "ACC, all but it", "what it adds to the rest")
     title = f"What each released mechanism adds to ode, {study.longest} tasks of {study.suite.name}"
-    note = f"Mean ± std over {study.orders_in_words}; {study.samples} calibration samples; step {STEP} in every row."
+    note = (
+        f"Mean ± std over {study.orders_in_words}; {study.samples} calibration samples; step {STEP} in every row, "
+        "each mechanism as in preset=exact."
+    )
     return Table("ablation", title, columns, rows, note, (1, 1 + len(MECHANISMS)))
 
 
