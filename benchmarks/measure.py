@@ -125,6 +125,13 @@ def seconds(
     return best
 
 
+def timed(name: str, words: list[str], threads: int) -> Spent:
+    """One run of a command whose result stays."""
+    wall, cpu = time.perf_counter(), _children_cpu()
+    finish(name, start(words, threads))
+    return Spent(time.perf_counter() - wall, _children_cpu() - cpu)
+
+
 def _children_cpu() -> float:
     """CPU seconds of all commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

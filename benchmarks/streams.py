@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 
@@ -32,6 +33,49 @@ def write_stream(
         # Last, so that a directory with a config is a complete one.
         (target / "config.json").write_text(json.dumps(config))
     return targets[0], targets[1:]
+
+
+def large_stream(folder: Path, size: tuple[int, int, int, int], arrivals: int = 2) -> tuple[Path, list[Path]]:
+    """A Llama in bf16 and arrivals tuned from it, in shards of about 1 GB, never held whole; what exists is taken as it is."""
+    shapes = llama_shapes(*size)
+    targets = [folder / "base", *(folder / f"arrival{k}" for k in range(arrivals))]
+    for number, target in enumerate(targets):
+        if not (target / "config.json").exists():
+            _write_shards(target, shapes, number)
+            # Last, so that a directory with a config is a complete one.
+            (target / "config.json").write_text(json.dumps({**llama_config(*size), "dtype": "bfloat16"}))
+    return targets[0], targets[1:]
+
+
+def _write_shards(target: Path, shapes: Mapping[str, tuple[int, ...]], number: int, shard: int = 10**9) -> None:
+    from safetensors.torch import save_file
+
+    target.mkdir(parents=True, exist_ok=True)
+    files: list[list[str]] = [[]]
+    for name, shape in shapes.items():
+        if files[-1] and 2 * sum(prod(shapes[n]) for n in files[-1]) + 2 * prod(shape) > shard:
+            files.append([])
+        files[-1].append(name)
+    where = {}
+    for k, names in enumerate(files, 1):
+        file = f"model-{k:05d}-of-{len(files):05d}.safetensors"
+        save_file({n: _drawn(n, shapes[n], number) for n in names}, target / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(names, file)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def _drawn(name: str, shape: tuple[int, ...], number: int):
+    """A tensor of the base (number 0), or the same a little moved; even numbers, since drawing them takes less time."""
+    import numpy as np
+    import torch
+
+    sources = [np.random.default_rng([k, *name.encode()]) for k in sorted({0, number})]
+    out = torch.empty(prod(shape), dtype=torch.bfloat16)
+    for start in range(0, len(out), 1 << 22):
+        some = out[start : start + (1 << 22)]
+        drawn = [torch.frombuffer(bytearray(s.bytes(len(some))), dtype=torch.int8).float() for s in sources]
+        some.copy_(2e-4 * drawn[0] + (2e-5 * drawn[1] if number else 0.0))
+    return out.view(shape)
 
 
 def llama_shapes(hidden: int, inner: int, layers: int, vocabulary: int) -> dict[str, tuple[int, ...]]:

@@ -87,6 +87,7 @@ def merge(
             heads=heads,
             shard_size=read_size(shard_size),
             threads=threads,
+            compute=compute,
             allow_pickle=allow_pickle,
             force=force,
             command=command_line(),

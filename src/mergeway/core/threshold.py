@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 SAMPLE = 1 << 20
@@ -83,7 +84,7 @@ def _draw(share: float) -> Look:
     def look(block: Tensor) -> Seen:
         picks = max(1, round(share * block.numel()))
         chosen = np.random.default_rng(block.numel()).integers(block.numel(), size=picks)
-        return Seen(np.abs(block.reshape(-1).numpy()[chosen]))
+        return Seen(_on_host(abs(_native(block)[chosen])))
 
     return look
 
@@ -92,14 +93,26 @@ def _count(low: float, high: float) -> Look:
     """How many magnitudes lie above the bracket, on its upper and on its lower end, and those strictly inside."""
 
     def look(block: Tensor) -> Seen:
-        x = block.reshape(-1).abs().numpy()
+        x = abs(_native(block))
         over, below = x >= high, x <= low
-        above = int(np.count_nonzero(x > high))
-        at_high = int(np.count_nonzero(over)) - above
-        at_low = int(np.count_nonzero(below) - np.count_nonzero(x < low))
-        return Seen(x[~(over | below)], above, at_high, at_low)
+        above, at_least, under, at_most = map(_count_true, (x > high, over, x < low, below))
+        return Seen(_on_host(x[~(over | below)]), above, at_least - above, at_most - under)
 
     return look
+
+
+def _native(block: Tensor) -> np.ndarray | Tensor:
+    """The flat block as what compares and counts fastest where it is: NumPy's array on the CPU, which has the same operators."""
+    flat = block.reshape(-1)
+    return flat.numpy() if flat.device.type == "cpu" else flat
+
+
+def _count_true(mask: np.ndarray | Tensor) -> int:
+    return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else torch.count_nonzero(mask))
+
+
+def _on_host(values: np.ndarray | Tensor) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else values.to("cpu").numpy()
 
 
 def _bracket(sample: np.ndarray, share: float, margin: float) -> tuple[float, float]:

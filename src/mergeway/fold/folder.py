@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from mergeway.calibration.objective import Objective
@@ -19,6 +20,8 @@ from mergeway.core.tensors import TensorInfo, wide
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.fold.prepare import Arrival, Base
 from mergeway.rules.rule import Fold, KeepsDeployed, Removable, Rule, WantsAnswers
+
+CPU = torch.device("cpu")
 
 # All tasks so far, the arrival alone, or none.
 Asks = Literal["tasks", "arrival", "nothing"]
@@ -61,6 +64,8 @@ class Folder:
     pool: Executor
     progress: Progress = SILENT
     team: Team = ALONE
+    # Where a rule that works part by part has its arithmetic done; the parts go there and come back.
+    device: torch.device = CPU
 
     @property
     def takes_many(self) -> bool:

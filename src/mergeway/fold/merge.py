@@ -37,7 +37,10 @@ from mergeway.fold.prepare import (
     with_extras,
 )
 from mergeway.fold.stream import Folded, fold_stream, folder_of
+from mergeway.model.compute import Compute
 from mergeway.rules import Fold, Rule, make
+
+After = tuple[Fold, Checkpoint] | None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def fold_steps(
     moments: Sequence[Given] | None = None,
     heads: str | None = None,
     threads: int | None = 1,
-    after: tuple[Fold, Checkpoint] | None = None,
+    after: After = None,
 ) -> Iterator[FoldedModel]:
     """The deployed model after every fold, one at a time; the last is what `merge` returns.
 
@@ -133,12 +136,13 @@ def merge_into(
     command: str | None = None,
     progress: Progress = SILENT,
     threads: int | None = None,
+    compute: Compute | None = None,
     allow_pickle: bool = False,
     **options: object,
 ) -> MergedDirectory:
     """Fold arrivals into a base and write a model directory, in memory that does not grow with either.
 
-    The heads that tasks keep for themselves are written beside the model, as `export` writes them.
+    Heads of single tasks are written beside the model. `compute` names a device for rules without data; `auto` is the CPU.
     """
     chosen, out = make(rule, options), Path(out)
     given = _Given(base, arrivals, weights, tasks, heads, allow_pickle)
@@ -148,7 +152,7 @@ def merge_into(
         check_apart(out, [stream.base.checkpoint.source, *(a.checkpoint.source for a in stream.arrivals)])
         with staged_directory(out, force) as stage:
             outlet = OnDisk(stage, shard_size)
-            *_, folded = stream.folds(pool, outlet)
+            *_, folded = stream.folds(pool, outlet, compute=compute)
             outlet.writer.finish()
             for read in (stream.base, *stream.arrivals):
                 read.seen.complete(pool)
@@ -192,10 +196,10 @@ class _Prepared:
     progress: Progress
 
     def folds(
-        self, pool: Executor, outlet: InMemory | OnDisk, after: tuple[Fold, Checkpoint] | None = None
+        self, pool: Executor, outlet: InMemory | OnDisk, after: After = None, compute: Compute | None = None
     ) -> Iterator[Folded]:
         """Every fold, or those behind the step `after`."""
-        folder = folder_of(self.rule, self.base, pool, self.progress, team())
+        folder = folder_of(self.rule, self.base, pool, self.progress, team(), compute)
         if after is None:
             return fold_stream(folder, self.arrivals, outlet, self.objective)
         done, left = self.arrivals[: after[0].step], self.arrivals[after[0].step :]

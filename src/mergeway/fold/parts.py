@@ -20,7 +20,7 @@ from mergeway.checkpoint.writer import Sink
 from mergeway.core.pool import MemoryTrimmer
 from mergeway.core.tensors import Part, parts, wide
 from mergeway.fold.ahead import reading_ahead
-from mergeway.fold.folder import Asks, Folder, Scratch, Standing, Target, slot_name
+from mergeway.fold.folder import CPU, Asks, Folder, Scratch, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival
 from mergeway.rules.rule import Fold, PartRule, Removable, Settles, State, Surveys, Wants, WantsMoments
 
@@ -84,7 +84,7 @@ class PartFolder(Folder):
             tallies: list[Facts] = [{} for _ in arrivals]
             for part, origin, held in self._parts(name, state):
                 for fold, reader, extra, tally in zip(folds, readers, extras, tallies, strict=True):
-                    delta = _cut(reader, part).to(origin.dtype) - origin
+                    delta = _beside(origin, _cut(reader, part)) - origin
                     after = self._fold_part(fold, part, delta, held, extra.get(name))
                     if settler is not None:
                         _add(tally, settler.tally(fold, part, origin, delta, held, after))
@@ -120,7 +120,7 @@ class PartFolder(Folder):
             reader = arrival.read(name)
             tally: Facts = {}
             for part, origin, held in self._parts(name, state):
-                delta = _cut(reader, part).to(origin.dtype) - origin
+                delta = _beside(origin, _cut(reader, part)) - origin
                 after = rule.unfold(leaving, part, delta, held)
                 if settler is not None:
                     _add(tally, settler.tally(leaving, part, origin, delta, held, after))
@@ -153,7 +153,7 @@ class PartFolder(Folder):
             return rule.fold(at, part, delta, state)
         if extra is not None:
             # Moments are shaped like the parameter, Gram matrices belong to it as a whole.
-            extra = (_cut(extra, part) if isinstance(rule, WantsMoments) else extra).to(delta.dtype)
+            extra = _beside(delta, _cut(extra, part) if isinstance(rule, WantsMoments) else extra)
         return rule.fold(at, part, delta, state, extra)
 
     def _survey(self, rule: Surveys, arrival: Arrival, at: Fold, state: Checkpoint | None) -> Facts:
@@ -161,7 +161,7 @@ class PartFolder(Folder):
             def one(name: str) -> list[T]:
                 reader = arrival.read(name)
                 return [
-                    f(_cut(reader, part).to(origin.dtype) - origin, held)
+                    f(_beside(origin, _cut(reader, part)) - origin, held)
                     for part, origin, held in self._parts(name, state)
                 ]
 
@@ -204,28 +204,33 @@ class PartFolder(Folder):
         stored = {slot: state.read(slot_name(slot, name)) for slot in self.rule.slots} if state else {}
         shapes = {slot: self.rule.slot_shape(slot, known_as, info.shape) for slot in self.rule.slots}
         for part in parts(known_as, info.shape, self.rule.sees_matrix(known_as, info.shape)):
-            origin = _cut(tensor, part).to(wide(info.dtype))
+            origin = _cut(tensor, part).to(self.device).to(wide(info.dtype))
             held: State = {}
             for slot, shape in shapes.items():
                 like = shape == info.shape
                 if stored:
-                    held[slot] = _cut(stored[slot], part) if like else stored[slot]
+                    held[slot] = (_cut(stored[slot], part) if like else stored[slot]).to(self.device)
                 else:
-                    held[slot] = torch.zeros_like(origin) if like else torch.zeros(shape, dtype=origin.dtype)
+                    held[slot] = torch.zeros_like(origin) if like else origin.new_zeros(shape)
             yield part, origin, held
 
     def _keep(self, kept: Sink | None, name: str, part: Part, state: State) -> None:
         if kept is not None:
             for slot, tensor in state.items():
-                kept.write(slot_name(slot, name), part.start, tensor)
+                kept.write(slot_name(slot, name), part.start, tensor.to(CPU))
 
     def _deploy(self, model: Sink, name: str, part: Part, origin: Tensor, state: State, at: Fold) -> None:
         update = self.rule.update(at, part, state) if at.step else torch.zeros_like(origin)
-        model.write(name, part.start, self.rounded(name, origin + update))
+        model.write(name, part.start, self.rounded(name, origin + update).to(CPU))
 
 
 def _cut(tensor: Tensor, part: Part) -> Tensor:
     return tensor.reshape(part.matrix) if part.matrix else tensor.reshape(-1)[part.start : part.stop]
+
+
+def _beside(other: Tensor, tensor: Tensor) -> Tensor:
+    """On the device of the other, and there in its dtype: what is widened before it goes takes twice the bus."""
+    return tensor.to(other.device).to(other.dtype)
 
 
 def _add(total: Facts, more: Mapping[str, float]) -> None:

@@ -7,6 +7,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from mergeway.calibration.objective import Objective
 from mergeway.checkpoint import Checkpoint
 from mergeway.checkpoint.writer import Sink
@@ -14,11 +16,12 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.core.ranks import ALONE, Team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError
-from mergeway.fold.folder import Folder, Scratch, Standing, Target
+from mergeway.fold.folder import CPU, Folder, Scratch, Standing, Target
 from mergeway.fold.parts import PartFolder
 from mergeway.fold.prepare import Arrival, Base
 from mergeway.fold.whole import ModelFolder
-from mergeway.rules.rule import Fold, ModelRule, PartRule, Rule
+from mergeway.model.compute import Compute
+from mergeway.rules.rule import Fold, ModelRule, PartRule, Rule, SeesMatrices
 
 
 class Outlet(Protocol):
@@ -44,12 +47,29 @@ class Folded:
     objective: Objective | None = None
 
 
-def folder_of(rule: Rule, base: Base, pool: Executor, progress: Progress = SILENT, team: Team = ALONE) -> Folder:
-    """How a rule of this kind is folded."""
+def folder_of(
+    rule: Rule,
+    base: Base,
+    pool: Executor,
+    progress: Progress = SILENT,
+    team: Team = ALONE,
+    compute: Compute | None = None,
+) -> Folder:
+    """How a rule of this kind is folded; `compute` says where."""
     if isinstance(rule, ModelRule):
         return ModelFolder(rule, base, pool, progress, team)
     assert isinstance(rule, PartRule)
-    return PartFolder(rule, base, pool, progress, team)
+    return PartFolder(rule, base, pool, progress, team, _device(rule, base, compute))
+
+
+def _device(rule: PartRule, base: Base, compute: Compute | None) -> torch.device:
+    """Where parts are folded: on the device that you name. `auto` means the CPU, so that bits do not depend on the machine."""
+    if compute is None or compute.device == "auto":
+        return CPU
+    precise = isinstance(rule, SeesMatrices) or any(i.dtype is torch.float64 for i in base.merged_infos.values())
+    if compute.where.type == "mps" and precise:
+        raise OptionError(f"--device mps: has no float64, and rule '{rule.name}' needs it here; use --device cpu")
+    return compute.where
 
 
 def fold_stream(

@@ -25,7 +25,7 @@ class Randmix(PartRule):
     seed: int = 0
 
     def fold(self, at: Fold, part: Part, delta: Tensor, state: State) -> State:
-        take = torch.rand(delta.shape, generator=self._generator(at, part)) < at.eta
+        take = torch.rand(delta.shape, generator=self._generator(at, part)).to(delta.device) < at.eta
         return {"mix": torch.where(take, delta, state["mix"])}
 
     def update(self, at: Fold, part: Part, state: State) -> Tensor:

@@ -80,5 +80,4 @@ def _largest(x: Tensor, threshold: float) -> Tensor:
 def _elected(total: Tensor, majority: float) -> Tensor:
     """The sign of each sum, where nothing counts as the majority."""
     # Zero has a sign too; adding zero makes it positive. (`total` is not needed again.)
-    one = torch.ones((), dtype=total.dtype)
-    return torch.copysign(one, total.mul_(majority).add_(0.0)).mul_(majority)
+    return torch.copysign(total.new_ones(()), total.mul_(majority).add_(0.0)).mul_(majority)

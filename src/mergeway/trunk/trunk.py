@@ -208,7 +208,7 @@ class Trunk(Steps):
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
             point = self._store.point()
             base = self._kept_base.find(pool, self._progress, self.heads)
-            folder = folder_of(self.rule, base, pool, self._progress, team())
+            folder = folder_of(self.rule, base, pool, self._progress, team(), self._compute)
             yield Change(
                 self._store, point, base, folder, pool, read_heads(self._store.of(point.last).directory("heads"))
             )
