@@ -96,7 +96,8 @@ def _count(low: float, high: float) -> Look:
         x = abs(_native(block))
         over, below = x >= high, x <= low
         above, at_least, under, at_most = map(_count_true, (x > high, over, x < low, below))
-        return Seen(_on_host(x[~(over | below)]), above, at_least - above, at_most - under)
+        inside = x[~(over | below)]  # pyright: ignore[reportArgumentType] - a mask of the same library
+        return Seen(_on_host(inside), above, at_least - above, at_most - under)
 
     return look
 
