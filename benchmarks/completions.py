@@ -31,7 +31,7 @@ TASKS: dict[str, Callable[[str], str]] = {
     "shift": lambda word: "".join(LETTERS[(LETTERS.index(c) + 1) % len(LETTERS)] for c in word),
 }
 SIGNS = {"reverse": "<", "sort": "/", "shift": "+"}
-SIZE = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAIN, GIVEN, TEST = 6000, 256, 300
 
 
@@ -83,7 +83,7 @@ def make_models(out: Path, seed: int) -> None:
             **SIZE,
         )
         base = LlamaForCausalLM(config)
-        train(base, [r for task in TASKS for r in rows(task, TRAIN, f"base {seed}")], 260, 2e-3, seed)
+        train(base, [r for task in TASKS for r in rows(task, TRAIN, f"base {seed}")], 300, 2e-3, seed)
         base.save_pretrained(out / "base")
         tokenizer.save_pretrained(out / "base")
     for task in TASKS:
@@ -93,7 +93,7 @@ def make_models(out: Path, seed: int) -> None:
             (out / f"{task}.{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in data))
         if not (out / task / "config.json").exists():
             expert = LlamaForCausalLM.from_pretrained(out / "base")
-            train(expert, taught, 400, 1e-3, seed + 1)
+            train(expert, taught, 300, 1e-3, seed + 1)
             expert.save_pretrained(out / task)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import json
 import os
 import pty
@@ -38,6 +39,23 @@ def test_help_of_every_command(call, command):
     text = call(command, "--help").ok().out
     assert f"mergeway {command}" in text.replace("\n", " ")
     assert "--json" in text
+
+
+def test_help_keeps_every_word(call, monkeypatch):
+    """What a help text says stands in the help as a reader sees it, brackets too."""
+    monkeypatch.setenv("COLUMNS", "100000")
+    call("rules").ok()
+    for command in app.registered_commands:
+        if command.hidden:
+            continue
+        name = command.name or command.callback.__name__
+        shown = " ".join(call(name, "--help").ok().out.split())
+        for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+            about = next(
+                (a for a in getattr(parameter.annotation, "__metadata__", ()) if getattr(a, "help", None)), None
+            )
+            if about is not None:
+                assert " ".join(about.help.replace("\\[", "[").split()) in shown, f"{name}: {parameter.name}"
 
 
 def test_help_and_version(call):

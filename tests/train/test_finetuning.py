@@ -175,6 +175,30 @@ def test_mistakes_are_one_line_and_leave_nothing(words, said, suite, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
+def test_a_suite_recommends_how_its_models_are_trained(suite, tmp_path, call):
+    """What is given comes first; steps and epochs stand for each other."""
+    import shutil
+
+    copy = tmp_path / "suite"
+    shutil.copytree(suite.path, copy)
+    described = json.loads((copy / "suite.json").read_text())
+    file = copy / "suite.json"
+    file.write_text(
+        json.dumps(described | {"training": {"steps": 3, "lr": 0.002, "batch": 8, "freeze": "^visual_pro"}})
+    )
+    for words, expected in (
+        ((), {"steps": 3, "lr": 0.002, "batch": 8, "freeze": "^visual_pro", "weight_decay": 0.1}),
+        (("--lr", "0.5", "--seed", "4"), {"steps": 3, "lr": 0.5, "seed": 4, "batch": 8}),
+        (("--epochs", "1", "--batch", "24"), {"steps": None, "epochs": 1, "batch": 24, "lr": 0.002}),
+    ):
+        out = tmp_path / "-".join(("out", *words))
+        call("finetune", copy, "ants", "--out", out, *words).ok()
+        found = json.loads((out / "training.json").read_text())
+        assert {name: found[name] for name in expected} == expected
+    file.write_text(json.dumps(described | {"training": {"rate": 0.002}}))
+    assert "'training' has no entry 'rate'" in call("finetune", copy, "ants", "--out", tmp_path / "x").mistake()
+
+
 def test_labels_out_of_range(suite, tmp_path, call):
     import shutil
 

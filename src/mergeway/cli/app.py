@@ -6,7 +6,6 @@ import gc
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -24,51 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="--quiet and --debug may stand anywhere on the line. Exit codes: 0 done, 2 a mistake in the input, 3 refused by a gate, 1 a bug.",
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Heads = Annotated[
-    str | None,
-    typer.Option(
-        "--heads",
-        metavar="REGEX",
-        help="Tensors that each task keeps for itself; by default those of a classifier, '' for none.",
-        show_default=False,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads", help="Worker threads; the result does not depend on it. Default: one a core.", show_default=False
-    ),
-]
-AllowPickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="Read .bin, .pt and .pth files with torch's weights-only reader.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the rule; repeat for more.", show_default=False),
-]
-ShardSize = Annotated[str, typer.Option("--shard-size", help="Largest weight file, such as 5GB or 500MB.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing model directory.")]
-NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Fail instead of waiting when another process is writing to the trunk.")
-]
-
-BaseAt = Annotated[
-    str | None,
-    typer.Option(
-        "--base", metavar="REF", help="Where the base is now, if it is not found where it was.", show_default=False
-    ),
-]
-# A step by its number or its tag.
-StepArgument = Annotated[
-    str, typer.Argument(metavar="STEP", help="The step, by number or tag; 'log' marks those that are kept.")
-]
-StepOption = Annotated[
-    str | None,
-    typer.Option("--step", metavar="STEP", help="A step, by number or tag; by default the last.", show_default=False),
-]
-TrunkPath = Annotated[Path, typer.Argument(metavar="TRUNK", help="The trunk's directory.")]
 
 # The panels of `mergeway --help`.
 FOLD, DEPLOY, TRAIN, COMPARE = "Fold arrivals", "Look and deploy", "Train and prepare", "Compare rules"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mergeway.cli import completion
+
 if TYPE_CHECKING:
     from mergeway.checkpoint.source import JsonObject
     from mergeway.errors import GateRefused
@@ -67,6 +69,7 @@ Check = Annotated[
         metavar="TASK=DATA",
         help="Judge the fold on test data of a task before it is deployed; repeat for more.",
         show_default=False,
+        autocompletion=completion.trunk_task_pairs,
     ),
 ]
 MaxDrop = Annotated[
@@ -85,6 +88,7 @@ Least = Annotated[
         metavar="TASK=P",
         help="Refuse the fold if a task is below P percent after it; repeat for more.",
         show_default=False,
+        autocompletion=completion.trunk_task_pairs,
     ),
 ]
 Holdout = Annotated[

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import COMPARE, Json, Set, app, read_options
+from mergeway.cli import completion
+from mergeway.cli.app import COMPARE, app, read_options
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
+from mergeway.cli.options import Json, Set, SuiteName
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
 
 
-SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite directory, or the name of an embedded suite.")]
 Rules = Annotated[
     str,
-    typer.Option("--rules", help="Rules with commas between them, options behind colons (iso:scaling=1.5), or 'all'."),
+    typer.Option(
+        "--rules",
+        help="Rules with commas between them, options behind colons (iso:scaling=1.5), or 'all'.",
+        autocompletion=completion.several_rules,
+    ),
 ]
 Lengths = Annotated[
     str | None,
@@ -136,7 +141,13 @@ def path(
     start: Annotated[str, typer.Argument(metavar="A", help="Where the trajectory starts: a checkpoint.")],
     target: Annotated[str, typer.Argument(metavar="B", help="Where it leads: a checkpoint of the same model.")],
     suite: Annotated[
-        str | None, typer.Option("--suite", help="A suite of which A and B are experts.", show_default=False)
+        str | None,
+        typer.Option(
+            "--suite",
+            help="A suite of which A and B are experts.",
+            show_default=False,
+            autocompletion=completion.suites,
+        ),
     ] = None,
     objective: ObjectiveOption = None,
     points: Annotated[int, typer.Option("--points", help="How many operating times from 0 to 1.")] = 11,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import COMPARE, Json, app
+from mergeway.cli.app import COMPARE, app
+from mergeway.cli.options import Json
 
 
 @app.command(rich_help_panel=COMPARE)

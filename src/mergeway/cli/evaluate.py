@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import COMPARE, AllowPickle, Json, StepOption, app
+from mergeway.cli import completion
+from mergeway.cli.app import COMPARE, app
 from mergeway.cli.computing import computes
+from mergeway.cli.options import AllowPickle, Json, StepOption
 
 if TYPE_CHECKING:
     from mergeway.calibration.judge import Score
@@ -39,7 +41,13 @@ _MEASURES = {
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="TRUNK|REF", help="A trunk or any checkpoint.")],
     suite: Annotated[
-        str | None, typer.Option("--suite", help="The suite whose test data judges it.", show_default=False)
+        str | None,
+        typer.Option(
+            "--suite",
+            help="The suite whose test data judges it.",
+            show_default=False,
+            autocompletion=completion.suites,
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, BaseAt, Force, Json, ShardSize, StepOption, TrunkPath, app, command_line
+from mergeway.cli import completion
+from mergeway.cli.app import DEPLOY, app, command_line
+from mergeway.cli.options import BaseAt, Force, Json, ShardSize, StepOption, TrunkPath
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.adapter import Adapter
@@ -36,7 +38,12 @@ def export(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", help="Put this task's own head into the model or adapter.", show_default=False),
+        typer.Option(
+            "--task",
+            help="Put this task's own head into the model or adapter.",
+            show_default=False,
+            autocompletion=completion.trunk_tasks,
+        ),
     ] = None,
     step: StepOption = None,
     backbone: Annotated[

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import TRAIN, BaseAt, Force, Json, NoWait, TrunkPath, app, command_line
+from mergeway.cli import completion
+from mergeway.cli.app import TRAIN, app, command_line
 from mergeway.cli.computing import computes
+from mergeway.cli.options import BaseAt, Force, Json, NoWait, SuiteName, TrunkPath
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
 
 
-SuiteName = Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or an embedded one's name.")]
 TaskNames = Annotated[
-    str, typer.Argument(metavar="TASK", help="A task of it; several with commas, or 'all', are trained jointly.")
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="A task of it; several with commas, or 'all', are trained jointly.",
+        autocompletion=completion.suite_tasks,
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="The arrival's directory.")]
 Start = Annotated[
@@ -26,29 +32,42 @@ Start = Annotated[
 Tangent = Annotated[bool, typer.Option("--tangent", help="Train in the tangent space of the base.")]
 Lwf = Annotated[bool, typer.Option("--lwf", help="Distil from the model at the start.")]
 LwfWeight = Annotated[float, typer.Option("--lwf-weight", help="What distillation counts in the loss.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="How soft the distilled answers are.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="How soft the distilled answers are.", show_default=False)
+]
 Ewc = Annotated[bool, typer.Option("--ewc", help="Penalise moves by the Fisher information of earlier tasks.")]
 EwcWeight = Annotated[float, typer.Option("--ewc-weight", help="What the penalty counts in the loss.")]
-Epochs = Annotated[int, typer.Option("--epochs", help="Passes over the training data.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Passes over the training data.", show_default=False)]
 Steps = Annotated[int | None, typer.Option("--steps", help="Steps in all, instead of --epochs.", show_default=False)]
-Rate = Annotated[float, typer.Option("--lr", help="The highest learning rate.")]
-WeightDecay = Annotated[float, typer.Option("--weight-decay", help="AdamW's weight decay.")]
-Batch = Annotated[int, typer.Option("--batch", help="Examples a step.")]
-Warmup = Annotated[float, typer.Option("--warmup", help="The share of the steps in which the rate rises.")]
-Clip = Annotated[float, typer.Option("--clip", help="The longest gradient.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="The highest learning rate.", show_default=False)]
+WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="AdamW's weight decay.", show_default=False)]
+Batch = Annotated[int | None, typer.Option("--batch", help="Examples a step.", show_default=False)]
+Warmup = Annotated[
+    float | None, typer.Option("--warmup", help="The share of the steps in which the rate rises.", show_default=False)
+]
+Clip = Annotated[float | None, typer.Option("--clip", help="The longest gradient.", show_default=False)]
 Seed = Annotated[int, typer.Option("--seed", help="The order of the examples.")]
 Freeze = Annotated[
     str | None,
     typer.Option("--freeze", metavar="REGEX", help="Parameters that stay as they are.", show_default=False),
 ]
 Classes = Annotated[
-    str, typer.Option("--classes", help="Of a class-incremental task, the classes its loss is over: own or all.")
+    str | None,
+    typer.Option(
+        "--classes", help="Of a class-incremental task, the classes its loss is over: own or all.", show_default=False
+    ),
 ]
 LwfClasses = Annotated[
-    str, typer.Option("--lwf-classes", help="What --lwf distils: old classes, from the second task on, or all.")
+    str | None,
+    typer.Option(
+        "--lwf-classes", help="What --lwf distils: old classes, from the second task on, or all.", show_default=False
+    ),
 ]
 EwcFisher = Annotated[
-    str, typer.Option("--ewc-fisher", help="How --ewc measures the Fisher information: per-batch or per-sample.")
+    str | None,
+    typer.Option(
+        "--ewc-fisher", help="How --ewc measures the Fisher information: per-batch or per-sample.", show_default=False
+    ),
 ]
 Learned = Annotated[
     str | None,
@@ -60,7 +79,10 @@ Learned = Annotated[
     ),
 ]
 Lora = Annotated[
-    int, typer.Option("--lora", metavar="RANK", help="Train a LoRA adapter of this rank, not whole weights.")
+    int | None,
+    typer.Option(
+        "--lora", metavar="RANK", help="Train a LoRA adapter of this rank, not whole weights.", show_default=False
+    ),
 ]
 LoraAlpha = Annotated[
     float | None,
@@ -79,23 +101,23 @@ def finetune(
     tangent: Tangent = False,
     lwf: Lwf = False,
     lwf_weight: LwfWeight = 0.3,
-    lwf_classes: LwfClasses = "old",
+    lwf_classes: LwfClasses = None,
     learned: Learned = None,
-    temperature: Temperature = 2.0,
+    temperature: Temperature = None,
     ewc: Ewc = False,
     ewc_weight: EwcWeight = 1e6,
-    ewc_fisher: EwcFisher = "per-batch",
-    classes: Classes = "own",
-    epochs: Epochs = 10,
+    ewc_fisher: EwcFisher = None,
+    classes: Classes = None,
+    epochs: Epochs = None,
     steps: Steps = None,
-    lr: Rate = 1e-5,
-    weight_decay: WeightDecay = 0.1,
-    batch: Batch = 128,
-    warmup: Warmup = 0.1,
-    clip: Clip = 1.0,
+    lr: Rate = None,
+    weight_decay: WeightDecay = None,
+    batch: Batch = None,
+    warmup: Warmup = None,
+    clip: Clip = None,
     seed: Seed = 0,
     freeze: Freeze = None,
-    lora: Lora = 0,
+    lora: Lora = None,
     lora_alpha: LoraAlpha = None,
     save_every: SaveEvery = 100,
     force: Force = False,
@@ -103,20 +125,31 @@ def finetune(
     *,
     compute: Compute,
 ) -> None:
-    """Tune a suite's model on a task and write the arrival together with its Adam moments."""
+    """Tune a suite's model on a task and write the arrival together with its Adam moments.
+
+    What you do not give is as the suite's suite.json recommends under 'training', or else as in the paper.
+    """
     from mergeway import train
+    from mergeway.bench.recommended import recommended
     from mergeway.cli.display import console, print_json, progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
 
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
-    distil, penalty = lwf_weight if lwf else 0.0, ewc_weight if ewc else 0.0
-    chosen = {"classes": classes, "lwf_classes": lwf_classes, "ewc_fisher": ewc_fisher}
-    adapter = {"lora": lora, "lora_alpha": lora_alpha}
-    loop = (epochs, steps, lr, weight_decay, batch, warmup, clip, seed, tangent)
-    training = train.Training(*loop, distil, temperature, penalty, freeze, **chosen, **adapter)  # type: ignore[arg-type]
+    given: dict[str, object] = {
+        "epochs": epochs,
+        "steps": steps,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "batch": batch,
+    }
+    given |= {"warmup": warmup, "clip": clip, "temperature": temperature, "freeze": freeze, "classes": classes}
+    given |= {"lwf_classes": lwf_classes, "ewc_fisher": ewc_fisher, "lora": lora, "lora_alpha": lora_alpha}
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= {"seed": seed, "tangent": tangent, "lwf": lwf_weight if lwf else 0.0, "ewc": ewc_weight if ewc else 0.0}
     found = find_suite(suite, compute)
+    training = recommended(found, "training", train.Training, given)
     names = [t.name for t in found.tasks] if task == "all" else task.split(",")
     behind = learned.split(",") if learned is not None else None
     rest = {"start": start, "learned": behind, "save_every": save_every, "force": force, "command": command_line()}
@@ -126,7 +159,8 @@ def finetune(
     if as_json:
         print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
         return
-    where = "in the tangent space, " if tangent else f"an adapter of rank {lora}, " if lora else ""
+    adapter = f"an adapter of rank {training.lora}, " if training.lora else ""
+    where = "in the tangent space, " if tangent else adapter
     console().print(f"{out}: {', '.join(names)}, {where}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
 
 

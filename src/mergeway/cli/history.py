@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, BaseAt, Json, Threads, TrunkPath, app
+from mergeway.cli.app import DEPLOY, app
+from mergeway.cli.options import BaseAt, Json, Threads, TrunkPath
 from mergeway.cli.records import checks_table, course_table, headline, lines_of
 from mergeway.core.printed import printable
 

@@ -7,21 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import (
-    FOLD,
-    AllowPickle,
-    Force,
-    Heads,
-    Json,
-    Set,
-    ShardSize,
-    Threads,
-    app,
-    command_line,
-    read_options,
-)
+from mergeway.cli import completion
+from mergeway.cli.app import FOLD, app, command_line, read_options
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
+from mergeway.cli.options import AllowPickle, Force, Heads, Json, RuleName, Set, ShardSize, Threads
 
 if TYPE_CHECKING:
     from mergeway.fold.merge import MergedDirectory
@@ -34,7 +24,6 @@ Arrivals = Annotated[
     list[str], typer.Argument(metavar="ARRIVAL", help="Checkpoints or adapters, in the order they arrive.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="The model directory to write.")]
-RuleName = Annotated[str, typer.Option("--rule", help="How arrivals are folded in; 'mergeway rules' lists them.")]
 Weights = Annotated[
     str | None,
     typer.Option("--weights", metavar="1,2,..", help="A utility weight for each arrival.", show_default=False),
@@ -42,7 +31,10 @@ Weights = Annotated[
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", help="A suite whose tasks are the arrivals; their data calibrates the rule.", show_default=False
+        "--suite",
+        help="A suite whose tasks are the arrivals; their data calibrates the rule.",
+        show_default=False,
+        autocompletion=completion.suites,
     ),
 ]
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, Json, TrunkPath, app, command_line
+from mergeway.cli import completion
+from mergeway.cli.app import DEPLOY, app, command_line
+from mergeway.cli.options import Json, TrunkPath
 
 
 @app.command(rich_help_panel=DEPLOY)
@@ -15,7 +17,13 @@ def push(
     trunk: TrunkPath,
     repo: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository; it is made if it is not there.")],
     task: Annotated[
-        str | None, typer.Option("--task", help="Put this task's own head into the model.", show_default=False)
+        str | None,
+        typer.Option(
+            "--task",
+            help="Put this task's own head into the model.",
+            show_default=False,
+            autocompletion=completion.trunk_tasks,
+        ),
     ] = None,
     backbone: Annotated[
         bool, typer.Option("--backbone", help="Keep the base's head, and write those of all tasks beside it.")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import COMPARE, Json, app
+from mergeway.cli import completion
+from mergeway.cli.app import COMPARE, app
+from mergeway.cli.options import Json
 
 
 @app.command(rich_help_panel=COMPARE)
@@ -22,6 +24,7 @@ def report(
             "--suite",
             help="The suite of the run: record a sweep of its last trajectory for the operating-point explorer.",
             show_default=False,
+            autocompletion=completion.suites,
         ),
     ] = None,
     as_json: Json = False,

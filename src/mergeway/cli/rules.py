@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from mergeway.cli.app import COMPARE, Json, app
+from mergeway.cli.app import COMPARE, app
+from mergeway.cli.options import Json
 
 
 class RuleRow(TypedDict):

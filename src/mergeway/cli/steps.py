@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import DEPLOY, FOLD, BaseAt, Json, NoWait, Set, TrunkPath, app, read_options
+from mergeway.cli import completion
+from mergeway.cli.app import DEPLOY, FOLD, app, read_options
+from mergeway.cli.options import BaseAt, Json, NoWait, Set, TrunkPath
 
 SHOWN = 20  # tensors in the table, unless all are asked for
 
@@ -114,7 +116,7 @@ def prune(
 def replay(
     trunk: TrunkPath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new trunk.")],
-    rule: Annotated[str, typer.Option("--rule", help="The rule of the new trunk.")],
+    rule: Annotated[str, typer.Option("--rule", help="The rule of the new trunk.", autocompletion=completion.rules)],
     options: Set = None,
     data: Annotated[
         list[str] | None,

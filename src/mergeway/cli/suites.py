@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import COMPARE, Json, app
+from mergeway.cli.app import COMPARE, app
 from mergeway.cli.computing import computes
+from mergeway.cli.options import Json, SuiteName
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
@@ -151,7 +152,7 @@ def split(
 
 @suites_app.command()
 def check(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite's directory, or its name.")],
+    suite: SuiteName,
     as_json: Json = False,
 ) -> None:
     """Read all of a suite: base, experts, heads and data fit each other, every value is finite."""

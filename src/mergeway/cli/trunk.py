@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergeway.cli.app import FOLD, AllowPickle, BaseAt, Heads, Json, NoWait, Set, Threads, TrunkPath, app, read_options
+from mergeway.cli.app import FOLD, app, read_options
 from mergeway.cli.arrivals import (
     Again,
     Arrivals,
@@ -33,6 +33,7 @@ from mergeway.cli.arrivals import (
 )
 from mergeway.cli.computing import computes
 from mergeway.cli.objectives import ObjectiveOption
+from mergeway.cli.options import AllowPickle, BaseAt, Heads, Json, NoWait, RuleName, Set, Threads, TrunkPath
 
 if TYPE_CHECKING:
     from mergeway.checkpoint.source import JsonObject
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 def init(
     trunk: TrunkPath,
     base: Annotated[str, typer.Option("--base", help="The checkpoint all arrivals were tuned from.")],
-    rule: Annotated[str, typer.Option("--rule", help="How arrivals are folded in; 'mergeway rules' lists them.")],
+    rule: RuleName,
     options: Set = None,
     keep: Annotated[int, typer.Option("--keep", help="How many snapshots to keep for 'rollback'.")] = 2,
     memory: Annotated[

@@ -6,14 +6,21 @@ from typing import Annotated
 
 import typer
 
-from mergeway.cli.app import FOLD, AllowPickle, BaseAt, Json, NoWait, StepArgument, Threads, TrunkPath, app
+from mergeway.cli import completion
+from mergeway.cli.app import FOLD, app
+from mergeway.cli.options import AllowPickle, BaseAt, Json, NoWait, StepArgument, Threads, TrunkPath
 from mergeway.cli.records import print_record
 
 
 @app.command(rich_help_panel=FOLD)
 def remove(
     trunk: TrunkPath,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the arrival to take out.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK", help="The name of the arrival to take out.", autocompletion=completion.trunk_tasks
+        ),
+    ],
     source: Annotated[str, typer.Option("--from", metavar="REF", help="The checkpoint that was folded in as TASK.")],
     no_wait: NoWait = False,
     base: BaseAt = None,

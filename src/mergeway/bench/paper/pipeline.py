@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mergeway.bench.recommended import recommended
 from mergeway.bench.suite import Suite
 from mergeway.calibration.alignment import Alignment, align
 from mergeway.calibration.description import CLASSIFIERS
 from mergeway.checkpoint import open_checkpoint
-from mergeway.errors import OptionError, suggest
 from mergeway.fold.merge import merge
 from mergeway.model.model import Encoder
 from mergeway.rules import Fisher, make
@@ -152,14 +152,5 @@ def ties_at_once(base: Mapping[str, Tensor], experts: Sequence[Mapping[str, Tens
 
 def settings_of(suite: Suite, seed: int) -> tuple[Training, Alignment]:
     """How the models of a suite are trained and aligned: the paper's numbers unless its suite.json says otherwise."""
-    settings = []
-    for key, kind in (("training", Training), ("alignment", Alignment)):
-        given = suite.settings.get(key, {})
-        known = {f.name for f in fields(kind)} - {"seed", "tangent", "lwf", "ewc"}
-        if not isinstance(given, dict):
-            raise OptionError(f"{suite.path / 'suite.json'}: '{key}' must be an object, such as {{\"lr\": 1e-5}}")
-        for name in given:
-            if name not in known:
-                raise OptionError(f"{suite.path / 'suite.json'}: '{key}' has no entry '{name}'; {suggest(name, known)}")
-        settings.append(kind(**given, seed=seed))
-    return settings[0], settings[1]
+    said = {"seed": seed}
+    return recommended(suite, "training", Training, said), recommended(suite, "alignment", Alignment, said)
