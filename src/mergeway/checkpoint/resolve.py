@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mergeway.checkpoint.lora import CONFIG as LORA_CONFIG
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.pickled import pickles_in, read_pickles, refuse
+from mergeway.checkpoint.remote import fetched, url_of
 from mergeway.checkpoint.source import Checkpoint, InMemory, SafetensorsFiles, open_directory
 from mergeway.core.files import reading, regular
 from mergeway.errors import CheckpointError
@@ -20,6 +21,7 @@ from mergeway.errors import CheckpointError
 _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
 _FILES = (".safetensors", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_REMOTE_FILES = [*_HUB_FILES, "*.bin", "*.md", "LICENSE*", "NOTICE*"]
 
 
 # What a caller may give where a checkpoint is wanted.
@@ -37,7 +39,12 @@ def open_checkpoint(ref: Reference, base: Checkpoint | None = None, allow_pickle
             f"a checkpoint is a path, a hub id, a module or a dictionary of tensors, not {type(ref).__name__}"
         )
     source, path = str(ref), Path(ref)
-    if not _exists(path):
+    if url := url_of(source):
+        path = fetched(url, _REMOTE_FILES)
+        with reading(path):
+            if not path.exists():
+                raise CheckpointError(f"{source}: there is nothing there")
+    elif not _exists(path):
         path = from_hub(source)
     regular(path)
     if pickles := pickles_in(path):

@@ -16,7 +16,7 @@ import typer
 _ROOMS = Path(__file__).parents[1]
 # By name alone; a test holds this to the suites that there are.
 SUITES = (
-    *("digits", "digits-light", "rotated-digits", "split-mnist", "stories"),
+    *("digits", "digits-light", "rotated-digits", "smol", "split-mnist", "stories", "vit"),
     *(f"clip-vit-{size}-{count}" for size in ("b32", "b16", "l14") for count in (8, 14, 20)),
     *(f"{name}-{count}" for name in ("imagenet-r", "cub-200", "cars") for count in (5, 10, 20)),
     *("cifar100-10", "cifar100-20", "cifar100-50", "domainnet", "imagenet-r-domains", "office-31", "office-home"),

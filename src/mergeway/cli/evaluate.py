@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,10 +75,11 @@ def evaluate(
     from mergeway.errors import OptionError
     from mergeway.fold.evaluate import evaluate as judge
     from mergeway.trunk import Trunk
+    from mergeway.trunk.remote import is_trunk
 
     if bool(suite) == bool(data):
         raise OptionError("evaluate needs something to judge by: give either --suite or --data TASK=DATA")
-    trunk = (Path(model) / "journal.jsonl").exists()
+    trunk = is_trunk(model)
     if trunk and base:
         raise OptionError("--base: a trunk has its own; leave it out")
     if step is not None and not trunk:
@@ -132,10 +132,11 @@ def _on_suite(model: str, suite: str, step: str | None, compute: Compute, as_jso
     from mergeway.core.pool import worker_pool
     from mergeway.fold.prepare import prepare_arrival, prepare_base
     from mergeway.trunk import Trunk
+    from mergeway.trunk.remote import is_trunk
 
     found = find_suite(suite, compute)
     checkpoint = None
-    if (Path(model) / "journal.jsonl").exists():
+    if is_trunk(model):
         opened = Trunk.open(model)
         checkpoint = opened.deployed(opened.step_of(step) if step is not None else None)
     base = open_checkpoint(found.base)

@@ -35,6 +35,7 @@ def report(
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
     from mergeway.trunk import Trunk
+    from mergeway.trunk.remote import is_trunk
 
     with progress() as bar:
         if (source / "run.json").exists():
@@ -44,7 +45,7 @@ def report(
                 found.tests = run.description.get("tests")  # judged as the run was
                 record_sweep(found, run, source, progress=bar)
             data = run_data(run, read_sweep(source))
-        elif (source / "journal.jsonl").exists():
+        elif is_trunk(source):
             if suite:
                 raise OptionError("--suite: a trunk's report needs none; leave it out")
             data = trunk_data(Trunk.open(source), bar)

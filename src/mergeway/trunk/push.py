@@ -68,7 +68,7 @@ def push(
             done = api.upload_folder(
                 repo_id=repo,
                 folder_path=out,
-                commit_message=message or f"Step {step} of {trunk.path.absolute().name}, merged by mergeway",
+                commit_message=message or f"Step {step} of {trunk.name}, merged by mergeway",
                 revision=revision,
                 delete_patterns=_STALE,
             )

@@ -31,8 +31,8 @@ from mergeway.trunk.beginning import Beginning
 from mergeway.trunk.commit import Change, Commit, record_of
 from mergeway.trunk.gate import Gate
 from mergeway.trunk.journal import Record
+from mergeway.trunk.remote import new_place, store_at
 from mergeway.trunk.steps import Steps
-from mergeway.trunk.store import Store
 
 
 class Trunk(Steps):
@@ -64,7 +64,7 @@ class Trunk(Steps):
         chosen = make(rule, options)
         name = rule if isinstance(rule, str) and rule in RULES else reference(chosen)
         beginning = Beginning(chosen, name, keep, memory or Bounds(), heads, embed_base, allow_pickle)
-        store = beginning.create(Path(path), base, threads, progress)
+        store = beginning.create(new_place(path), base, threads, progress)
         return cls(store, threads=threads, progress=progress)
 
     @classmethod
@@ -79,9 +79,9 @@ class Trunk(Steps):
     ) -> Trunk:
         """Open a trunk at its last commit; `compute` says how a fold or an alignment with data runs the model.
 
-        `base` says where the base is this time; `relocate` writes it down for good.
+        `base` says where the base is this time; `relocate` writes it down for good. A trunk by URL can only be read.
         """
-        opened = cls(Store(Path(path)), threads=threads, compute=compute, progress=progress, base=base)
+        opened = cls(store_at(path), threads=threads, compute=compute, progress=progress, base=base)
         with contextlib.suppress(TrunkError):  # if you only read, you can do without the rule's class
             _ = opened.rule_today
         return opened

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from mergeway.rules import Description, Rule, make
 from mergeway.trunk.base import KeptBase
 from mergeway.trunk.journal import Folded, Journal, Record
 from mergeway.trunk.record import Places
+from mergeway.trunk.remote import RemoteStore
 from mergeway.trunk.store import Store
 from mergeway.trunk.tags import read_tags
 from mergeway.trunk.verify import base_problems, problems_of
@@ -90,6 +91,11 @@ class TrunkView:
     @property
     def path(self) -> Path:
         return self._store.path
+
+    @property
+    def name(self) -> str:
+        """What the trunk's directory is called, here or on a remote."""
+        return PurePath(self._store.url if isinstance(self._store, RemoteStore) else self.path.absolute()).name
 
     @property
     def base_ref(self) -> str:

@@ -36,7 +36,7 @@ def trunk_data(trunk: Trunk, progress: Progress = SILENT) -> dict[str, object]:
     records, held, rule = trunk.log(), trunk.folded(), trunk.described_rule
     return {
         "kind": "trunk",
-        "title": trunk.path.absolute().name,
+        "title": trunk.name,
         "path": str(trunk.path),
         "base": {"source": trunk.base_ref, "digest": trunk.base_digest},
         "rule": rule.name,

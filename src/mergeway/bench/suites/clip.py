@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.bench.suites.cache import cache_root, kept
 from mergeway.bench.suites.description import ImageSettings
 from mergeway.checkpoint import open_checkpoint
 from mergeway.checkpoint.source import INDEX, read_json
 from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.cache import cache_root, kept
 from mergeway.core.files import write_text
 from mergeway.errors import CheckpointError, OptionError
 from mergeway.model.weights import quiet_transformers

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from mergeway.bench.suites.cache import cache_root, kept
 from mergeway.bench.suites.description import SuiteJson
 from mergeway.bench.suites.embedded import embedded
 from mergeway.bench.suites.split import Part, class_parts, task_row
 from mergeway.bench.suites.written import MNIST, SIDE, read_mnist, written_parts
+from mergeway.core.cache import cache_root, kept
 from mergeway.core.files import copy_file, make_directory, write_text, writing
 
 ANGLES = (-30, -15, 0, 15, 30)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergeway.bench.suites.cache import cache_root
 from mergeway.bench.suites.clip import Clip
 from mergeway.bench.suites.datasets import Reading, known_datasets
 from mergeway.bench.suites.description import SuiteJson, TaskJson
@@ -16,6 +15,7 @@ from mergeway.bench.suites.handwritten import INCREMENTAL, incremental, write_in
 from mergeway.bench.suites.split import completed, hub_parts, task_row
 from mergeway.bench.suites.trained import TRAINED, trained_directory
 from mergeway.checkpoint.directory import staged_directory
+from mergeway.core.cache import cache_root
 from mergeway.core.files import make_directory, replace_text
 from mergeway.errors import OptionError, suggest
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mergeway.bench.suites.cache import kept
 from mergeway.bench.suites.description import LanguageJson, TextsJson
 from mergeway.bench.suites.experts import begin_suite, train_experts
 from mergeway.bench.suites.gguf import write_gguf
 from mergeway.bench.suites.instructions import INSTRUCTIONS, Instruction, divided
 from mergeway.bench.suites.packages import Package
+from mergeway.core.cache import kept
 from mergeway.core.files import replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.model.compute import Compute

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mergeway.bench.suites.cache import kept
 from mergeway.bench.suites.corpora import DOMAINS, MODEL, Domain, passages
 from mergeway.bench.suites.description import LanguageJson, TextsJson
 from mergeway.bench.suites.experts import begin_suite, train_experts
 from mergeway.bench.suites.llama2c import write_llama2c
+from mergeway.core.cache import kept
 from mergeway.core.files import replace_text
 from mergeway.core.progress import SILENT, Progress
 from mergeway.model.compute import Compute

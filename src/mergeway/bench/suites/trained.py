@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergeway.bench.suites.cache import cache_root
 from mergeway.bench.suites.description import LanguageJson, SuiteJson
 from mergeway.bench.suites.smol import build_smol
 from mergeway.bench.suites.stories import build_stories
 from mergeway.bench.suites.vit import build_vit
+from mergeway.core.cache import cache_root
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute

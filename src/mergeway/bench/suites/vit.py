@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mergeway.bench.suites.cache import kept
 from mergeway.bench.suites.description import BackboneSettings, SuiteJson, TaskJson
 from mergeway.bench.suites.dinov2 import write_dinov2
 from mergeway.bench.suites.experts import begin_suite, train_experts
@@ -20,6 +19,7 @@ from mergeway.bench.suites.packages import Package
 from mergeway.bench.suites.pictures import Pictures, picture_sets
 from mergeway.calibration.readers import read_npz
 from mergeway.checkpoint.writer import save_tensors
+from mergeway.core.cache import kept
 from mergeway.core.progress import SILENT, Progress
 from mergeway.model.compute import Compute
 from mergeway.model.image_encoder import ImageEncoder

@@ -1,4 +1,4 @@
-"""Where suites from elsewhere are kept, and how a directory in there appears whole or not at all."""
+"""Where what comes from elsewhere is kept, and how a directory in there appears whole or not at all."""
 
 from __future__ import annotations
 
