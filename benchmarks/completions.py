@@ -83,7 +83,7 @@ def make_models(out: Path, seed: int) -> None:
             **SIZE,
         )
         base = LlamaForCausalLM(config)
-        train(base, [r for task in TASKS for r in rows(task, TRAIN, f"base {seed}")], 300, 2e-3, seed)
+        train(base, [r for task in TASKS for r in rows(task, TRAIN, f"base {seed}")], 110, 2e-3, seed)
         base.save_pretrained(out / "base")
         tokenizer.save_pretrained(out / "base")
     for task in TASKS:
@@ -93,7 +93,7 @@ def make_models(out: Path, seed: int) -> None:
             (out / f"{task}.{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in data))
         if not (out / task / "config.json").exists():
             expert = LlamaForCausalLM.from_pretrained(out / "base")
-            train(expert, taught, 300, 1e-3, seed + 1)
+            train(expert, taught, 300, 2e-3, seed + 1)
             expert.save_pretrained(out / task)
 
 

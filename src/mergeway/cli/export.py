@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 ENOUGH = 0.9  # share of the update's energy below which an adapter is another model
 
 
+TaskHead = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="Put this task's own head into the model or adapter.",
+        show_default=False,
+        autocompletion=completion.trunk_tasks,
+    ),
+]
+
+
 @app.command(rich_help_panel=DEPLOY)
 def export(
     trunk: TrunkPath,
@@ -36,15 +47,7 @@ def export(
             "--lora", metavar="RANK", help="Write the update as a PEFT adapter of this rank.", show_default=False
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            help="Put this task's own head into the model or adapter.",
-            show_default=False,
-            autocompletion=completion.trunk_tasks,
-        ),
-    ] = None,
+    task: TaskHead = None,
     step: StepOption = None,
     backbone: Annotated[
         bool,

@@ -14,6 +14,7 @@ from mergeway.cli.options import BaseAt, Force, Json, NoWait, SuiteName, TrunkPa
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
+    from mergeway.train import Finetuned, Training
 
 
 TaskNames = Annotated[
@@ -125,28 +126,19 @@ def finetune(
     *,
     compute: Compute,
 ) -> None:
-    """Tune a suite's model on a task and write the arrival together with its Adam moments.
-
-    What you do not give is as the suite's suite.json recommends under 'training', or else as in the paper.
-    """
+    """Tune a suite's model on a task, by default as the suite recommends, and write the arrival with its Adam moments."""
     from mergeway import train
     from mergeway.bench.recommended import recommended
-    from mergeway.cli.display import console, print_json, progress
+    from mergeway.cli.display import progress
     from mergeway.cli.objectives import find_suite
     from mergeway.errors import OptionError
 
     if save_every < 1:
         raise OptionError(f"--save-every is {save_every}; it must be at least 1")
-    given: dict[str, object] = {
-        "epochs": epochs,
-        "steps": steps,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "batch": batch,
-    }
-    given |= {"warmup": warmup, "clip": clip, "temperature": temperature, "freeze": freeze, "classes": classes}
-    given |= {"lwf_classes": lwf_classes, "ewc_fisher": ewc_fisher, "lora": lora, "lora_alpha": lora_alpha}
-    given = {name: value for name, value in given.items() if value is not None}
+    loop = {"epochs": epochs, "steps": steps, "lr": lr, "weight_decay": weight_decay, "batch": batch, "warmup": warmup}
+    more = {"clip": clip, "temperature": temperature, "freeze": freeze, "classes": classes, "lwf_classes": lwf_classes}
+    more |= {"ewc_fisher": ewc_fisher, "lora": lora, "lora_alpha": lora_alpha}
+    given: dict[str, object] = {name: value for name, value in (loop | more).items() if value is not None}
     given |= {"seed": seed, "tangent": tangent, "lwf": lwf_weight if lwf else 0.0, "ewc": ewc_weight if ewc else 0.0}
     found = find_suite(suite, compute)
     training = recommended(found, "training", train.Training, given)
@@ -155,12 +147,18 @@ def finetune(
     rest = {"start": start, "learned": behind, "save_every": save_every, "force": force, "command": command_line()}
     with progress() as bar:
         done = train.finetune(found, names, out, training, **rest, progress=bar)  # type: ignore[arg-type]
+    _print_tuned(out, names, training, done, as_json)
+
+
+def _print_tuned(out: Path, names: list[str], training: Training, done: Finetuned, as_json: bool) -> None:
+    from mergeway.cli.display import console, print_json
+
     last = done.log[-1]
     if as_json:
         print_json({"out": str(out), "tasks": names, "steps": int(last["step"]), "loss": last["loss"]})
         return
     adapter = f"an adapter of rank {training.lora}, " if training.lora else ""
-    where = "in the tangent space, " if tangent else adapter
+    where = "in the tangent space, " if training.tangent else adapter
     console().print(f"{out}: {', '.join(names)}, {where}{last['step']} steps, loss {last['loss']:.3f}", markup=False)
 
 
