@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import mergeway as mw
 from mergeway.checkpoint import remote
-from mergeway.checkpoint.remote import url_of
+from mergeway.checkpoint.resolve import url_of
 from mergeway.errors import CheckpointError, TrunkError
 
 

@@ -12,7 +12,6 @@ import fnmatch
 import hashlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,7 @@ from mergeway.core.files import copy_file, make_directory
 from mergeway.core.ranks import team
 from mergeway.errors import CheckpointError
 
-# As one writes it, or as pathlib does, with one slash.
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,3}(?P<rest>[^/].*)")
-_ON_DISK = ("file", "local")
+ON_DISK = ("file", "local")
 # What stores say of a file besides its size; each says some of it.
 _STAMPS = ("ETag", "etag", "md5Hash", "md5", "checksum", "crc32c", "generation", "VersionId", "version_id")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
@@ -34,19 +31,10 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "crea
 Listing = dict[str, tuple[str, int, str]]
 
 
-def url_of(ref: object) -> str | None:
-    """The URL that a reference is, if nothing on this disk is called so."""
-    match = _URL.fullmatch(str(ref)) if isinstance(ref, str | Path) else None
-    if match is None or Path(str(ref)).exists():
-        return None
-    slashes = ":///" if match["scheme"] in _ON_DISK else "://"
-    return match["scheme"] + slashes + match["rest"]
-
-
 def fetched(url: str, patterns: Sequence[str] = ("*",)) -> Path:
     """What a URL stands for as a file or directory on this disk; of a directory, the files whose names fit a pattern."""
     scheme, _, rest = url.partition("://")
-    if scheme in _ON_DISK:
+    if scheme in ON_DISK:
         return Path(rest)
     return team().from_lead(lambda: _Remote(url).fetch(patterns))
 
@@ -54,7 +42,7 @@ def fetched(url: str, patterns: Sequence[str] = ("*",)) -> Path:
 def is_there(url: str) -> bool:
     """Whether a URL names a file of a store."""
     scheme, _, rest = url.partition("://")
-    return Path(rest).exists() if scheme in _ON_DISK else team().from_lead(lambda: _Remote(url).is_file())
+    return Path(rest).exists() if scheme in ON_DISK else team().from_lead(lambda: _Remote(url).is_file())
 
 
 class _Remote:

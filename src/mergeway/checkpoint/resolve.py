@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from mergeway.checkpoint.lora import CONFIG as LORA_CONFIG
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.pickled import pickles_in, read_pickles, refuse
-from mergeway.checkpoint.remote import fetched, url_of
+from mergeway.checkpoint.remote import ON_DISK, fetched
 from mergeway.checkpoint.source import Checkpoint, InMemory, SafetensorsFiles, open_directory
 from mergeway.core.files import reading, regular
 from mergeway.errors import CheckpointError
 
 _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
+# As one writes it, or as pathlib does, with one slash.
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,3}(?P<rest>[^/].*)")
 _FILES = (".safetensors", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _REMOTE_FILES = [*_HUB_FILES, "*.bin", "*.md", "LICENSE*", "NOTICE*"]
@@ -58,6 +60,15 @@ def open_checkpoint(ref: Reference, base: Checkpoint | None = None, allow_pickle
             raise CheckpointError(f"{source}: an adapter cannot be a base; name the model it was trained on")
         return LoraCheckpoint(source, path, base)
     return open_directory(source, path)
+
+
+def url_of(ref: object) -> str | None:
+    """The URL that a reference is, if nothing on this disk is called so."""
+    match = _URL.fullmatch(str(ref)) if isinstance(ref, str | Path) else None
+    if match is None or Path(str(ref)).exists():
+        return None
+    slashes = ":///" if match["scheme"] in ON_DISK else "://"
+    return match["scheme"] + slashes + match["rest"]
 
 
 def _exists(path: Path) -> bool:

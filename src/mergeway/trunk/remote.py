@@ -6,7 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mergeway.checkpoint.remote import fetched, is_there, url_of
+from mergeway.checkpoint.remote import fetched, is_there
+from mergeway.checkpoint.resolve import url_of
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import CheckpointError, TrunkError
 from mergeway.trunk.store import Store
