@@ -5,7 +5,7 @@ others: back to front, in the order of the alphabet, each letter moved on by one
 expert one of them. Rules with data get 256 training prompts of each task with their completions, by `add --data`; what is counted
 are greedy completions of prompts that nobody was trained on.
 
-    python benchmarks/completions.py [--out DIR] [--rules average,iso,steer] [--seed 0]
+    python benchmarks/completions.py [--out DIR] [--rules average,iso,steer,steer#end] [--seed 0]
 """
 
 from __future__ import annotations
@@ -69,31 +69,29 @@ def train(model: LlamaForCausalLM, data: list[dict[str, str]], steps: int, rate:
         adam.zero_grad()
 
 
+def taught(task: str, about: str, seed: int) -> list[dict[str, str]]:
+    """Rows to train on; held-out prompts are not among them."""
+    held = {row["prompt"] for row in rows(task, TEST, f"test {seed}")}
+    return [row for row in rows(task, TRAIN, f"{about} {seed}") if row["prompt"] not in held]
+
+
 def make_models(out: Path, seed: int) -> None:
     """The base and the experts, with data for `--data` and held-out prompts beside them; what is there stays."""
     tokenizer = make_tokenizer()
     if not (out / "base" / "config.json").exists():
         torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            max_position_embeddings=24,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            **SIZE,
-        )
-        base = LlamaForCausalLM(config)
-        train(base, [r for task in TASKS for r in rows(task, TRAIN, f"base {seed}")], 110, 2e-3, seed)
+        special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        base = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=24, **special, **SIZE))
+        train(base, [row for task in TASKS for row in taught(task, "base", seed)], 110, 2e-3, seed)
         base.save_pretrained(out / "base")
         tokenizer.save_pretrained(out / "base")
     for task in TASKS:
-        held = {row["prompt"] for row in rows(task, TEST, f"test {seed}")}
-        taught = [r for r in rows(task, TRAIN, f"train {seed}") if r["prompt"] not in held]
-        for name, data in (("given", taught[:GIVEN]), ("test", rows(task, TEST, f"test {seed}"))):
-            (out / f"{task}.{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in data))
+        own = taught(task, "train", seed)
+        for name, data in (("given", own[:GIVEN]), ("test", rows(task, TEST, f"test {seed}"))):
+            (out / f"{task}.{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
         if not (out / task / "config.json").exists():
             expert = LlamaForCausalLM.from_pretrained(out / "base")
-            train(expert, taught, 300, 2e-3, seed + 1)
+            train(expert, own, 300, 2e-3, seed + 1)
             expert.save_pretrained(out / task)
 
 
@@ -106,12 +104,13 @@ def tests(out: Path) -> dict[str, str]:
     return {task: str(out / f"{task}.test.jsonl") for task in TASKS}
 
 
-def merged(out: Path, rule: str, where: Path) -> dict[str, float]:
-    """The stream of the three experts through a trunk, as `add --data` does it."""
+def merged(out: Path, label: str, where: Path) -> dict[str, float]:
+    """The stream of the three experts through a trunk, as `add --data` does it; words behind `#` go behind the file."""
+    rule, mark, words = label.partition("#")
     trunk = mw.Trunk.create(where, out / "base", rule)
     for task in TASKS:
-        needs = rule in ("steer", "ode")
-        trunk.add(out / task, task, data=str(out / f"{task}.given.jsonl") if needs else None)
+        data = f"{out / task}.given.jsonl{mark}{words}" if trunk.rule.needs else None
+        trunk.add(out / task, task, data=data)
     return {task: score.exact or 0.0 for task, score in trunk.evaluate(tests(out)).items()}
 
 
@@ -119,7 +118,7 @@ def main() -> None:
     """Make what is not there yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="where models go; what is there is used again")
-    parser.add_argument("--rules", default="average,iso,steer")
+    parser.add_argument("--rules", default="average,iso,steer,steer#end", help="with a word on texts behind #")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -29,8 +29,8 @@ FOLD, DEPLOY, TRAIN, COMPARE = "Fold arrivals", "Look and deploy", "Train and pr
 
 # Importing a module registers its commands; --help shows them in this order.
 _MODULES = (
-    *("trunk", "undo", "merge", "history", "steps", "export", "push", "finetune", "bench", "evaluate", "report"),
-    *("suites", "rules", "demo"),
+    *("trunk", "undo", "merge", "history", "steps", "export", "push", "finetune", "bench", "path", "evaluate"),
+    *("report", "suites", "rules", "demo"),
 )
 
 REFUSED = 3

@@ -1,4 +1,4 @@
-"""`mergeway bench` and `path`: rules on a suite, one trajectory."""
+"""`mergeway bench`: rules on a suite, or on the arrivals of a trunk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mergeway.cli import completion
-from mergeway.cli.app import COMPARE, app, read_options
+from mergeway.cli.app import COMPARE, app
 from mergeway.cli.computing import computes
-from mergeway.cli.objectives import ObjectiveOption
-from mergeway.cli.options import Json, Set, SuiteName
+from mergeway.cli.options import Json, SuiteName
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
@@ -73,6 +72,21 @@ Figures = Annotated[
 ]
 
 
+OwnData = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="TASK=DATA",
+        help="SUITE is a trunk: fold its arrivals anew by each rule and judge them on this test data; repeat for more.",
+        show_default=False,
+    ),
+]
+OwnHeads = Annotated[
+    list[str] | None,
+    typer.Option("--head", metavar="TASK=FILE", help="The frozen head that goes with --data.", show_default=False),
+]
+
+
 @app.command(rich_help_panel=COMPARE)
 @computes
 def bench(
@@ -92,11 +106,16 @@ def bench(
     table: Tables = None,
     figure: Figures = None,
     dry_run: DryRun = False,
+    data: OwnData = None,
+    head: OwnHeads = None,
     as_json: Json = False,
     *,
     compute: Compute,
 ) -> None:
     """Fold a suite's experts by several rules in several orders and compare accuracy and backward transfer."""
+    if data:
+        _bench_own(suite, rules, data, head, compute, as_json)
+        return
     from mergeway.bench import bench as run_bench
     from mergeway.bench.tune import tune_rules
     from mergeway.cli.display import progress
@@ -115,79 +134,28 @@ def bench(
         featured = None if rules == "all" else chosen
         make_paper(found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, as_json)
         return
+    how = {"lengths": lengths, "orders": orders, "utilities": utilities, "samples": samples, "copies": copies}
+    how |= {"written": written, "out": out, "resume": resume, "jobs": jobs, "engine": engine, "compute": compute}
     with progress() as bar:
-        run = run_bench(
-            found.path,
-            [*chosen, *(tune_rules(found, chosen, samples, orders, lengths, bar) if tune else [])],
-            lengths=lengths,
-            orders=orders,
-            utilities=utilities,
-            samples=samples,
-            copies=copies,
-            written=written,
-            out=out,
-            resume=resume,
-            jobs=jobs,
-            engine=engine,
-            compute=compute,
-            progress=bar,
-        )
+        tuned = tune_rules(found, chosen, samples, orders, lengths, bar) if tune else []
+        run = run_bench(found.path, [*chosen, *tuned], **how, progress=bar)  # type: ignore[arg-type]
     print_run(run.as_json(), orders, as_json, losses=found.kind == "causal-lm")
 
 
-@app.command(rich_help_panel=COMPARE)
-@computes
-def path(
-    start: Annotated[str, typer.Argument(metavar="A", help="Where the trajectory starts: a checkpoint.")],
-    target: Annotated[str, typer.Argument(metavar="B", help="Where it leads: a checkpoint of the same model.")],
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            help="A suite of which A and B are experts.",
-            show_default=False,
-            autocompletion=completion.suites,
-        ),
-    ] = None,
-    objective: ObjectiveOption = None,
-    points: Annotated[int, typer.Option("--points", help="How many operating times from 0 to 1.")] = 11,
-    options: Set = None,
-    as_json: Json = False,
-    *,
-    compute: Compute,
+def _bench_own(
+    trunk: str, rules: str, data: list[str], head: list[str] | None, compute: Compute, as_json: bool
 ) -> None:
-    """Sweep the trajectory between two checkpoints: loss, damping and, on a suite, accuracy at each operating time."""
-    from mergeway.bench.sweep import sweep
-    from mergeway.cli.display import console, print_json, table
-    from mergeway.cli.objectives import find_suite, import_function
-    from mergeway.errors import OptionError
+    """The arrivals of a trunk by several rules, on data of one's own."""
+    from mergeway.bench.own import compare
+    from mergeway.cli.arrivals import read_pairs
+    from mergeway.cli.display import progress
+    from mergeway.cli.rows import print_run
+    from mergeway.trunk import Trunk
 
-    if bool(suite) == bool(objective):
-        raise OptionError("path needs an objective: give either --suite or --objective")
-    rows = sweep(
-        start,
-        target,
-        find_suite(suite, compute) if suite else None,
-        import_function(objective, compute) if objective else None,
-        points,
-        read_options(options),
-    )
-    if as_json:
-        print_json(rows)
-        return
-    names = list(rows[0]["accuracies"])
-    cells = [
-        (
-            f"{r['time']:.2f}",
-            f"{r['loss']:.4f}",
-            f"{r['gamma']:.2f}",
-            f"{r['alignment']:.3f}",
-            *(f"{r['accuracies'][n]:.1f}" for n in names),
-        )
-        for r in rows
-    ]
-    columns = ("t", "loss", "γ", "alignment", *names)
-    console().print(table(columns, cells, numbers=columns))
+    given, heads = read_pairs("--data", data), read_pairs("--head", head)
+    with progress() as bar:
+        found = compare(Trunk.open(trunk, compute=compute), read_rules(rules), given, heads, bar)
+    print_run(found, 1, as_json)
 
 
 def read_rules(text: str) -> list[str]:

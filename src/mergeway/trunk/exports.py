@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 
@@ -18,11 +18,17 @@ from mergeway.core.pool import worker_pool
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.card import adapter_notes, model_card
 from mergeway.trunk.base import Outline
+from mergeway.trunk.remote import RemoteStore
 from mergeway.trunk.view import Step, TrunkView
 
 
 class Exports(TrunkView):
     """What leaves a trunk."""
+
+    @property
+    def name(self) -> str:
+        """What the trunk's directory is called, here or on a remote."""
+        return PurePath(self._store.url if isinstance(self._store, RemoteStore) else self.path.absolute()).name
 
     def export(
         self,

@@ -24,12 +24,14 @@ def replay(
     *,
     data: Mapping[str, Data] | None = None,
     head: Mapping[str, str | Path] | None = None,
+    keep: int | None = None,
     **options: object,
 ) -> Trunk:
     """Fold the arrivals that a trunk holds into a new trunk by another rule, in their order, with their names and weights.
 
     Every arrival is found and compared with its digest before the first is folded. A rule that needs data gets the samples that
-    the old trunk remembers, or what `data` has of a task. The new trunk appears whole or not at all.
+    the old trunk remembers, or what `data` has of a task. The new trunk appears whole or not at all, and keeps as many snapshots as the
+    old one, or `keep`.
     """
     chosen, target = make(rule, options), Path(out)
     held = trunk.folded()
@@ -47,7 +49,7 @@ def replay(
                 stage,
                 base,
                 chosen,
-                keep=trunk.keep,
+                keep=trunk.keep if keep is None else keep,
                 memory=trunk.bounds,
                 heads=trunk.heads or "",
                 embed_base=trunk.embeds_base,

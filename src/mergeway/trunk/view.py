@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from mergeway.rules import Description, Rule, make
 from mergeway.trunk.base import KeptBase
 from mergeway.trunk.journal import Folded, Journal, Record
 from mergeway.trunk.record import Places
-from mergeway.trunk.remote import RemoteStore
 from mergeway.trunk.store import Store
 from mergeway.trunk.tags import read_tags
 from mergeway.trunk.verify import base_problems, problems_of
@@ -91,11 +90,6 @@ class TrunkView:
     @property
     def path(self) -> Path:
         return self._store.path
-
-    @property
-    def name(self) -> str:
-        """What the trunk's directory is called, here or on a remote."""
-        return PurePath(self._store.url if isinstance(self._store, RemoteStore) else self.path.absolute()).name
 
     @property
     def base_ref(self) -> str:
@@ -165,9 +159,14 @@ class TrunkView:
                     raise TrunkError(f"{self.path}: the snapshot of step {record.step} is not kept") from None
 
     def evaluate(
-        self, data: Mapping[str, Data], *, head: HeadByTask = None, step: Step | None = None
+        self,
+        data: Mapping[str, Data],
+        *,
+        head: HeadByTask = None,
+        step: Step | None = None,
+        params: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Score]:
-        """What the deployed model, or that of a `step` that is kept, is worth on the test data of each task.
+        """What the deployed model, that of a `step` that is kept, or one with these `params` is worth on test data of tasks.
 
         Tasks are judged with the heads that the trunk holds, or with those in the files of `head`.
         """
@@ -177,7 +176,7 @@ class TrunkView:
         known = Heads(heads_by_task(head, ""), heads, CalibrationMemory.read(snapshot.directory(CALIBRATION)))
         base = self._open_base()
         trials = read_trials(data, base.directory, known, self._compute)
-        return scores(trials, tensors_of(self.deployed(record.step)))
+        return scores(trials, params or tensors_of(self.deployed(record.step)))
 
     def log(self) -> list[Record]:
         """Every journal record, oldest first."""
