@@ -67,8 +67,14 @@ def compare(
         }  # type: ignore[typeddict-item]
         rows.append(row)
         progress.advance(1)
-    ends = {"base": sum(base) / len(base), "experts": sum(experts) / len(experts)}
-    return {"suite": trunk.name, **ends, "base_loss": None, "experts_loss": None, "rows": rows}
+    return {
+        "suite": trunk.name,
+        "base": sum(base) / len(base),
+        "experts": sum(experts) / len(experts),
+        "base_loss": None,
+        "experts_loss": None,
+        "rows": rows,
+    }
 
 
 def _matrix(replayed: Trunk, data: Mapping[str, Data], head: Files | None) -> list[list[float]]:

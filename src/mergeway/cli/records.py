@@ -25,7 +25,8 @@ def print_record(record: Record, as_json: bool) -> None:
         return
     out = console()
     out.print(headline(record))
-    for name, value in [*lines_of(record), ("head", record.hash)]:
+    head = [("head", record.hash)] if record.hash else []  # a dry run commits no record
+    for name, value in [*lines_of(record), *head]:
         out.print(f"    {name:<8} {value}", markup=False)
     if checks := record.details.get("checks"):
         out.print(checks_table(checks))
