@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from injector import ROWS, WRITES, Call, Injector, why_not
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+from shared import draw_tensors
 
 import mergeway as mw
 from mergeway.errors import TrunkError, TrunkLocked
@@ -328,11 +329,23 @@ class Life:
         return draw.choice(chosen)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A base and experts of a few plain tensors, laid out as in a suite."""
+    folder, base = tmp_path_factory.mktemp("small"), draw_tensors(0)
+    for number, name in enumerate(("base", *(f"experts/{task}" for task in tiny.TASKS))):
+        (folder / name).mkdir(parents=True)
+        change = 0.05 * number
+        tensors = {n: t + change * draw_tensors(number)[n] for n, t in base.items()}
+        save_file({n: t.numpy() for n, t in tensors.items()}, folder / name / "model.safetensors")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(LIVES))
-def test_a_thousand_kills(inputs, injector, capsys, number):
+def test_a_thousand_kills(small, injector, capsys, number):
     """In several lives, since whoever checks a whole journal after each of a thousand steps does little else."""
-    life = Life(Folder(inputs.suite, injector), number)
+    life = Life(Folder(small, injector), number)
     while life.killed < KILLS // LIVES:
         life.go_on()
     with capsys.disabled():
