@@ -14,6 +14,7 @@ from shared import listing
 
 import mergeway as mw
 from mergeway.checkpoint.mapped import MappedFile
+from mergeway.errors import TrunkError
 from mergeway.trunk import stamps
 
 ELEMENTWISE = ["average", "task-arithmetic", "ties", "magmax", "randmix"]
@@ -111,6 +112,31 @@ def test_a_base_that_was_written_a_moment_ago_is_not_believed(stream, tmp_path, 
     read.clear()
     trunk.add(s.arrivals[0])
     assert read[s.base] == 2 * weights(s.base)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_a_base_that_changed_under_the_same_size_and_time_is_never_folded_with(
+    stream, tmp_path, read, monkeypatch, how
+):
+    """Whoever sets the time of a file back cannot set back the time of that: it costs one pass, and the base is refused."""
+    s = stream(1)
+    let_age(s.base, monkeypatch)
+    trunk = mw.Trunk.create(tmp_path / "trunk", s.base, "average")
+    before = os.stat(s.base)
+    content = bytearray(s.base.read_bytes())
+    content[-1] ^= 1
+    written = s.base if how == "in place" else tmp_path / "other"
+    written.write_bytes(content)
+    os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
+    written.replace(s.base)
+    after = os.stat(s.base)
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    read.clear()
+    with pytest.raises(TrunkError, match="has changed since 'init'"):
+        trunk.add(s.arrivals[0])
+    assert read[s.base] == weights(s.base)
+    assert len(trunk.log()) == 1
+    assert any("has changed since 'init'" in line for line in trunk.verify())
 
 
 @pytest.mark.parametrize("damage", ["{", '{"files": {}, "tensors": {}}', "wrong digests", '{"files": 3}'])

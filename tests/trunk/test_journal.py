@@ -13,6 +13,7 @@ import pytest
 
 import mergeway as mw
 from mergeway.core import files
+from mergeway.core.progress import Progress
 from mergeway.trunk import journal as journals
 from mergeway.trunk import store as stores
 
@@ -88,6 +89,31 @@ def test_an_add_at_fold_2000_does_the_work_of_one_at_fold_20(stream, tmp_path):
     assert more_calls <= 1.05 * calls
     # 24 bytes for each arrival in the head, read once and written once.
     assert more_data - data <= 2 * 24 * (2000 - 20) + 1000
+
+
+class Counted(Progress):
+    """How far each stage came."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, tuple[int | None, int]] = {}
+
+    def begin(self, what: str, total: int | None, unit: str) -> None:
+        self._now = f"{what}, {unit}"
+        self.stages[self._now] = (total, 0)
+
+    def advance(self, done: int) -> None:
+        total, before = self.stages[self._now]
+        self.stages[self._now] = (total, before + done)
+
+
+def test_verify_tells_how_far_it_is(trunk):
+    """Its time grows with the journal and the snapshots, and both are counted."""
+    made, _ = trunk
+    counted = Counted()
+    assert mw.Trunk.open(made.path, threads=1, progress=counted).verify() == []
+    assert counted.stages["checking journal.jsonl, records"] == (4, 4)
+    total, done = counted.stages["verifying model.safetensors, bytes"]
+    assert total is not None and 0 < done <= total
 
 
 def test_what_a_model_holds_is_found_in_one_walk(trunk):

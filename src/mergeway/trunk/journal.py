@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mergeway.core.files import contents, regular
+from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import TrunkError
 from mergeway.trunk.record import START as START
 from mergeway.trunk.record import Record as Record
@@ -146,7 +147,7 @@ class Journal:
         return cls(path, [first], [len(first.line().encode()) + 1])
 
     @classmethod
-    def read(cls, path: Path, named: int = -1) -> Journal:
+    def read(cls, path: Path, named: int = -1, progress: Progress = SILENT) -> Journal:
         """The journal in a file; a record that cannot be read, or does not follow from the one before, is an error.
 
         Behind the step that the head has `named`, a last line that is not whole is what a power cut left of a record that was
@@ -164,6 +165,7 @@ class Journal:
         records: list[Record] = []
         ends: list[int] = []
         previous, end = START, 0
+        progress.begin(f"checking {path.name}", len(lines), "records")
         for number, raw in enumerate(lines, 1):
             line = raw.decode("utf-8", "replace")
             record = parse_record(path, number, line)
@@ -179,6 +181,7 @@ class Journal:
             records.append(record)
             ends.append(end)
             previous = record.hash
+            progress.advance(1)
         if rest and len(records) <= named:
             raise TrunkError(f"{path}, line {len(lines) + 1}: the last record is cut off or was changed")
         if not records:

@@ -99,14 +99,14 @@ class Store:
         with reading(self.settings_path):
             return hashlib.sha256(contents(self.settings_path)).hexdigest()
 
-    def journal(self, settings: bool = True) -> Journal:
+    def journal(self, settings: bool = True, progress: Progress = SILENT) -> Journal:
         """The whole history, checked record by record, against the head and, with `settings`, with what `init` fixed."""
         # In this order: a writer appends to the journal first, so the head is never ahead of the journal read after it. A
         # head behind the journal is that of a writer killed before it got there; the next one brings it up.
         head = self._head()
         step = re.match(rb"(\d{1,12}) ", head)
         named = int(step[1]) if step else -1
-        journal = Journal.read(self.journal_path, named)
+        journal = Journal.read(self.journal_path, named, progress)
         if settings and journal.records[0].details.get("settings") != self.settings_digest():
             raise self._changed_settings()
         if named >= len(journal.records) or not step or head not in _heads(journal.point(named)):

@@ -24,7 +24,7 @@ def problems_of(store: Store, pool: Executor, progress: Progress = SILENT, again
             f"the digest to verify against is '{against}'; it takes the 64 hexadecimal digits that 'add' prints as 'head'"
         )
     try:
-        journal = store.journal(settings=False)
+        journal = store.journal(settings=False, progress=progress)
         settings = store.settings_digest()
     except (MergewayError, OSError) as problem:
         return [str(problem)]
