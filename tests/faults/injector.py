@@ -46,6 +46,7 @@ NAMES = {
     296: "pwritev", 316: "renameat2", 326: "copy_file_range", 328: "pwritev2", 332: "statx",
 }  # fmt: skip
 WRITES = ("write", "pwrite64", "writev", "sendfile", "pwritev")
+READS = ("read", "pread64", "getdents64", "mmap", "stat", "lstat", "newfstatat", "statx", "open", "openat")
 NOT_CHANGES = ("close", "flock")
 REMOVALS = ("unlink", "unlinkat", "rmdir")
 SECONDS = 300  # after which a child has hung

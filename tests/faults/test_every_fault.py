@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from commands import ELSEWHERE, LOOKING, ROWS, Inputs, Row, journal, tensors
-from injector import FAULTS, NOT_CHANGES, ONLY_WRITES, REMOVALS, WRITES, Call, Ended, Injector, why_not
+from injector import FAULTS, NOT_CHANGES, ONLY_WRITES, READS, REMOVALS, WRITES, Call, Ended, Injector, why_not
 
 import mergeway as mw
 
@@ -217,6 +217,48 @@ def test_every_fault(row, injector, inputs, tmp_path, capsys):
         print(
             f"\n{row}: {len(bench.calls)} calls, {len(every)} faults: {dict(came)}, {len(failures)} failed", flush=True
         )
+    assert not failures, "\n".join(failures)
+
+
+def check_read(bench: Bench, call: Call, at: int) -> str:
+    """A call that only looks, and that fails; what came of it."""
+    bench.fresh()
+    ended = bench.run("EIO", at, reads=True)
+    where = f"{bench.row}, EIO at {call}: exit {ended.code}, {ended.err.strip()[-300:]}"
+    assert ended.fired, where
+    bits = bench.found()
+    state = "after" if bits == bench.after else committed(bits, bench.before, bench.after)
+    if ended.code == 0:
+        assert state == "after" and not ended.err.startswith("error"), where
+        return "survived"
+    assert state or bench.row.resumes, where
+    lines = ended.err.splitlines()
+    assert ended.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), where
+    assert "bug" not in lines[0] and "nput/output error" in lines[0], where
+    if state == "after" and not bench.row.bit_by_bit:
+        assert "is committed" in lines[0] or "is written" in lines[0], where
+    return "refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_every_read(row, injector, inputs, tmp_path, capsys):
+    """An input/output error at each kind of look at each file."""
+    bench = Bench(row, injector, inputs, tmp_path)
+    bench.fresh()
+    looks: dict[Call, int] = {}
+    for at, call in enumerate(bench.run(reads=True).calls):
+        if call.name in READS:
+            looks.setdefault(call, at)
+    came: Counter[str] = Counter()
+    failures = []
+    for call, at in looks.items():
+        try:
+            came[check_read(bench, call, at)] += 1
+        except AssertionError as problem:
+            failures.append(str(problem).splitlines()[0])
+    with capsys.disabled():
+        print(f"\n{row}: {len(looks)} looks: {dict(came)}, {len(failures)} failed", *failures, sep="\n", flush=True)
     assert not failures, "\n".join(failures)
 
 
