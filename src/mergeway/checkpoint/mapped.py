@@ -99,6 +99,10 @@ class MappedFile:
 def _well_formed(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError:
+        if path.exists():  # the library takes any file that it cannot look at for none
+            raise CheckpointError(f"{path}: cannot be read, though it is there; run again") from None
+        raise
     except (SafetensorError, ValueError) as problem:  # ValueError: a file that became shorter cannot be mapped
         raise CheckpointError(
             f"{path}: not a readable safetensors file ({one_line(problem)}); get the file again"

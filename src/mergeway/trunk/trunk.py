@@ -65,7 +65,10 @@ class Trunk(Steps):
         name = rule if isinstance(rule, str) and rule in RULES else reference(chosen)
         beginning = Beginning(chosen, name, keep, memory or Bounds(), heads, embed_base, allow_pickle)
         store = beginning.create(new_place(path), base, threads, progress)
-        return cls(store, threads=threads, progress=progress)
+        try:
+            return cls(store, threads=threads, progress=progress)
+        except TrunkError as problem:
+            raise TrunkError(f"{path}: is written, but cannot be opened: {problem}") from None
 
     @classmethod
     def open(
