@@ -68,7 +68,7 @@ def tag(
 ) -> None:
     """Name a step, so that the name may stand for it and its snapshot is kept; without a step, show the tags."""
     from mergeway.cli.display import console, print_json, table
-    from mergeway.errors import OptionError
+    from mergeway.errors import MergewayError, OptionError, TrunkError
     from mergeway.trunk import Trunk
 
     opened = Trunk.open(trunk)
@@ -78,7 +78,12 @@ def tag(
         opened.tag(step, name, wait=not no_wait)
     if remove is not None:
         opened.untag(remove, wait=not no_wait)
-    tags = opened.tags()
+    try:
+        tags = opened.tags()
+    except MergewayError as problem:
+        if step is None and remove is None:
+            raise
+        raise TrunkError(f"{trunk}: the new list of tags is written, but cannot be shown: {problem}") from None
     if as_json:
         print_json(tags)
         return
