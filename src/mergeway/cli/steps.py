@@ -142,6 +142,7 @@ def replay(
     """Fold the same arrivals by another rule, into a new trunk; they must still exist."""
     from mergeway.cli.arrivals import read_pairs
     from mergeway.cli.display import console, print_json
+    from mergeway.errors import MergewayError, TrunkError
     from mergeway.rules import make
     from mergeway.trunk import Trunk
     from mergeway.trunk.replay import replay as fold_again
@@ -149,7 +150,10 @@ def replay(
     chosen = make(rule, read_options(options))
     opened = Trunk.open(trunk, base=base)
     replayed = fold_again(opened, out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
-    records = replayed.log()
+    try:
+        records = replayed.log()
+    except MergewayError as problem:
+        raise TrunkError(f"{out}: is written, but cannot be read: {problem}") from None
     if as_json:
         print_json([asdict(r) for r in records])
         return

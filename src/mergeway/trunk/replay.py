@@ -60,7 +60,10 @@ def replay(
                 replayed.add(place, arrival.task, arrival.weight, data=needed, head=file, again=True)
     except CheckpointError as problem:
         raise TrunkError(str(problem)) from None
-    return Trunk.open(target)
+    try:
+        return Trunk.open(target)
+    except MergewayError as problem:
+        raise TrunkError(f"{target}: is written, but cannot be opened: {problem}") from None
 
 
 @contextmanager
