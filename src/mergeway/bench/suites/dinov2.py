@@ -39,7 +39,7 @@ def write_dinov2(graph: Graph, out: Path) -> None:
     config.save_pretrained(out)
     save_tensors(out / "model.safetensors", tensors, {"format": "pt"})
     # Its names for weights are not those on disk, so that only loading it tells.
-    loaded: Any = Dinov2Model.from_pretrained(out, output_loading_info=True)
+    loaded: Any = Dinov2Model.from_pretrained(out, trust_remote_code=False, output_loading_info=True)
     found: dict[str, set[str]] = loaded[1]
     for name in (*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]):
         raise OptionError(f"the package's model is no DINOv2 backbone: '{name}' is missing or unknown; get it anew")

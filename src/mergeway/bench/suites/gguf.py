@@ -22,8 +22,9 @@ def write_gguf(data: bytes, out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _FILE).write_bytes(data)
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=_FILE)
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_FILE, dtype=torch.float32)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=_FILE, trust_remote_code=False)
+            family: Any = AutoModelForCausalLM
+            model = family.from_pretrained(folder, gguf_file=_FILE, trust_remote_code=False, dtype=torch.float32)
         except ImportError:
             raise OptionError("the package holds its model as GGUF; pip install gguf to read it") from None
         except (ValueError, OSError, KeyError, IndexError, struct.error) as problem:
