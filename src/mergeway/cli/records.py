@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -106,10 +106,12 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
         lines.append(("accuracy", ", ".join(f"{row['task']} {row['after']:.1f}" for row in checks)))
     facts = record.details.get("facts", {})
     if record.kind == "add" and facts.get("fell_back"):
-        lines.append(
-            (
-                "note",
-                f"fell back to the mean of the updates: its loss on held-back samples is {facts['held_mean']:.4g}, that of the taught model {facts['held_end']:.4g}",
-            )
-        )
+        lines.append(("note", _falling_back(facts)))
     return lines
+
+
+def _falling_back(facts: Mapping[str, float]) -> str:
+    """What was deployed in place of a taught model, and why; before there was a choice it was always the mean."""
+    plain = "the flat sum (iso, scaling=auto)" if facts.get("plain_flat") else "the mean"
+    held = facts.get("held_plain", facts.get("held_mean", float("nan")))
+    return f"fell back to {plain} of the updates: its loss on held-back samples is {held:.4g}, that of the taught model {facts['held_end']:.4g}"

@@ -56,6 +56,11 @@ class Directions:
     def names(self) -> list[str]:
         return list(self.left)
 
+    @property
+    def matrices(self) -> set[str]:
+        """The tensors that have singular vectors."""
+        return {n for n, vt in self.right.items() if vt is not None}
+
     def gains(self, c: float) -> Params:
         """The same gain for every direction."""
         return {n: torch.full_like(length, c) for n, length in self.lengths.items()}

@@ -18,6 +18,12 @@ SHORTEST = 1.8  # and with this over k a quarter longer than the mean S/k
 REACH = 0.09  # how far from the base updates that do not agree may lead, roughly as a share of its norm
 
 
+def length_without_data(k: int, base: float, total: float, spread: float) -> float:
+    """a of `scaling=auto` from squared norms over all linear weights: ‖ψ_0‖², ‖Σ w_i δ_i‖² and Σ w_i‖δ_i‖²."""
+    a = REACH * sqrt(base * total) / spread  # a weight divides both sums alike
+    return min(LONGEST, max(SHORTEST / k, a))
+
+
 @dataclass(frozen=True)
 class Iso(SeesMatrices, Settles, Removable, PartRule):
     """The sum of the updates with a flat spectrum: no task's directions drown another's.
@@ -52,8 +58,7 @@ class Iso(SeesMatrices, Settles, Removable, PartRule):
         spread = at.facts.get("spread", 0.0) + at.weight * sums.get("update", 0.0)  # Σ w_i‖δ_i‖²
         if not spread > 0:
             return {"spread": 0.0, "scaling": 1.0}
-        a = REACH * sqrt(sums["base"] * sums["sum"]) / spread  # both sums divided by the mean weight
-        return {"spread": spread, "scaling": min(LONGEST, max(SHORTEST / at.step, a))}
+        return {"spread": spread, "scaling": length_without_data(at.step, sums["base"], sums["sum"], spread)}
 
     def update(self, at: Fold, part: Part, state: State) -> Tensor:
         if part.matrix is None:

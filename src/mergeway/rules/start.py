@@ -1,9 +1,9 @@
-"""Where `steer` starts: the flat spectrum or the mean of the updates, whichever has the lower loss at its best length."""
+"""Where `steer` starts, and what it falls back to: the flat spectrum or the mean of the updates, whichever has the lower loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.objective import Objective
+from mergeway.core.linalg import squared_norm
 from mergeway.rules.directions import Directions
+from mergeway.rules.iso import length_without_data
 from mergeway.rules.rule import Fold, Incoming, Params
 
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
@@ -52,6 +54,15 @@ class Sums:
     def zeros(self) -> Params:
         return {n: torch.zeros_like(b) for n, b in self.given.base.items()}
 
+    def directions(self, sees_matrix: Callable[[str, tuple[int, ...]], bool]) -> Directions:
+        """Those of S = k·Σ w_i δ_i / W_k, under a flat spectrum."""
+        return Directions.of_sum(((n, s / self.at.mean_weight) for n, s in self.total()), self.at.step, sees_matrix)
+
+    def squares(self, matrices: Collection[str]) -> tuple[float, float]:
+        """‖ψ_0‖² and ‖Σ w_i δ_i‖² over these tensors."""
+        base = math.fsum(squared_norm(self.given.base[n]) for n in matrices)
+        return base, math.fsum(squared_norm(s) for n, s in self.total() if n in matrices)
+
 
 def glance_at(loss: Objective) -> Callable[[Params], float]:
     """The loss on one batch of samples and copies, always the same one, without gradients."""
@@ -64,18 +75,32 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
     return glance
 
 
-def find_start(
-    which: str,
-    sees_matrix: Callable[[str, tuple[int, ...]], bool],
-    at: Fold,
-    sums: Sums,
-    loss: Objective,
-) -> Start:
+class Plain(NamedTuple):
+    """What the updates give without teaching: their mean, or their flat sum at the length that `iso` would choose."""
+
+    model: Callable[[], Params]
+    is_flat: bool
+
+
+def find_plain(flat: Directions, at: Fold, sums: Sums, spread: float, loss: Objective) -> Plain:
+    """The one with the lower loss. Neither was fitted, so every sample may judge."""
+    base, total = sums.squares(flat.matrices)
+    lengths = flat.gains(length_without_data(at.step, base, total, spread)) if spread else {}
+    gains = {n: c if n in flat.matrices else torch.ones_like(c) for n, c in lengths.items()}
+
+    def flattened() -> Params:
+        return flat.added({**sums.given.base}, gains)
+
+    glance = glance_at(loss)
+    is_flat = bool(flat.matrices) and glance(flattened()) < glance(sums.mean())
+    return Plain(flattened if is_flat else sums.mean, is_flat)
+
+
+def find_start(which: str, flat: Directions, at: Fold, sums: Sums, loss: Objective) -> Start:
     """The start with the lower loss, or the one that was asked for; `base` has no length at all.
 
     A search begins where that of the fold before ended, and both take no gradient.
     """
-    flat = Directions.of_sum(((n, s / at.mean_weight) for n, s in sums.total()), at.step, sees_matrix)
     ground = sums.ground()
     kinds = {"flat": flat, "mean": flat.of_mean()}
     glance = glance_at(loss)
@@ -95,16 +120,22 @@ def find_start(
     return Start(kinds[chosen], facts[chosen], lowest[chosen], {**facts, "from_mean": float(chosen == "mean")})
 
 
-def size_of_update(at: Fold, given: Incoming) -> float:
-    """The mean over the arrivals so far of the root mean square of the entries that each one moved."""
-    squares, count = list[float](), 0
+def sizes_of_updates(
+    at: Fold, given: Incoming, sees_matrix: Callable[[str, tuple[int, ...]], bool]
+) -> dict[str, float]:
+    """`update`: the mean over the arrivals so far of the root mean square of what each one moved. `spread`: Σ w_i‖δ_i‖², linear weights."""
+    squares, spread, count = list[float](), list[float](), 0
     for n, b in given.base.items():
         moved = (given.arrival[n] - b).double()
-        squares.append(float(moved.square().sum()))
+        squares.append(squared_norm(moved))
+        spread.extend(squares[-1:] if sees_matrix(n, tuple(b.shape)) else [])
         count += int(moved.count_nonzero())
     new = math.sqrt(math.fsum(squares) / count) if count else 0.0
     before = at.facts.get("update", 0.0)
-    return before + (new - before) / at.step
+    return {
+        "update": before + (new - before) / at.step,
+        "spread": at.facts.get("spread", 0.0) + at.weight * math.fsum(spread),
+    }
 
 
 class Lowest(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, SeesMatrices, WantsAnswers
-from mergeway.rules.start import Sums, find_start, glance_at, size_of_update
+from mergeway.rules.start import Sums, find_plain, find_start, glance_at, sizes_of_updates
 from mergeway.rules.teach import Lesson, share_of_gradient
 
 
@@ -23,8 +23,9 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
     R_k = `carry`·(R_{k−1} + taught).
 
-    A fifth of the samples is held back for the first half of the steps. A fold that is then better on it than the mean of the
-    updates goes on with all samples, any other without it; one that ends worse as well deploys the mean and carries nothing.
+    A fifth of the samples is held back for the first half of the steps. A fold that is then better on it than the plain merge
+    goes on with all samples, any other without it; one that ends worse as well deploys that merge and carries nothing. Plain is
+    the mean of the updates or `iso` with `scaling=auto`, whichever has the lower loss.
     """
 
     name = "steer"
@@ -55,13 +56,14 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         return not self.labels
 
     def merge(self, at: Fold, given: Incoming) -> Merged:
-        facts, sums = {"update": size_of_update(at, given)}, Sums(at, given)
+        facts, sums = sizes_of_updates(at, given, self.sees_matrix), Sums(at, given)
         if at.step == 1:
             return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, {**given.arrival}, facts)
         fit, judge = given.objective.split()
-        glance, objective = glance_at(judge), given.objective
-        held_mean = glance(sums.mean())
-        found = find_start(self.start, self.sees_matrix, at, sums, fit)
+        glance, flat = glance_at(judge), sums.directions(self.sees_matrix)
+        plain = find_plain(flat, at, sums, facts["spread"], given.objective)
+        held_plain = glance(plain.model())
+        found = find_start(self.start, flat, at, sums, fit)
         scale, directions = self.shrink * found.scale, found.directions
         start = partial(directions.added, gains=directions.gains(scale))
 
@@ -70,15 +72,18 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         lesson = Lesson(start(sums.ground()), directions, steps, *rates, given.progress)
         lesson.attend(fit, steps - steps // 2, self.batch)
         held_end = glance(lesson.model)
-        lesson.attend(objective if held_end <= held_mean else fit, steps // 2, self.batch)
-        held_end = held_end if held_end <= held_mean else glance(lesson.model)
+        lesson.attend(given.objective if held_end <= held_plain else fit, steps // 2, self.batch)
+        held_end = held_end if held_end <= held_plain else glance(lesson.model)
         losses = lesson.losses
-        gradients = len(losses) * share_of_gradient(self.batch, objective)
+        gradients = len(losses) * share_of_gradient(self.batch, given.objective)
         facts |= found.facts | {"scale": scale, "steps": steps, "gradients": gradients}
-        facts |= {"held_mean": held_mean, "held_end": held_end, "fell_back": float(not held_end <= held_mean)}
+        facts |= {"held_plain": held_plain, "held_end": held_end, "plain_flat": float(plain.is_flat)}
+        facts["fell_back"] = float(not held_end <= held_plain)
         if facts["fell_back"]:
             del lesson  # its gradients and moments, before there is another model
-            return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, sums.mean(), facts, {"losses": losses})
+            return Merged(
+                {"sum": dict(sums.total()), "carried": sums.zeros()}, plain.model(), facts, {"losses": losses}
+            )
         end, carried = lesson.end(), given.state["carried"]
         del lesson
         taught = {n: self.carry * (carried[n] + end[n] - began) for n, began in start(sums.ground()).items()}
