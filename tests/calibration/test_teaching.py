@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import mergeway as mw
+from mergeway.bench.suites import suite_directory
 from mergeway.calibration.loss import divergence
 from mergeway.calibration.memory import Bounds, CalibrationMemory
 from mergeway.calibration.samples import UNKNOWN
-from mergeway.calibration.teaching import MOST_COPIES, ask, copies_of, with_copies
+from mergeway.calibration.teaching import MOST_COPIES, ask, copies_of, told_apart, with_copies
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.kinds import kind_of, make_model
@@ -399,3 +400,38 @@ def test_an_arrival_agrees_with_itself_on_what_is_held_back_and_on_copies_of_it(
             with torch.no_grad():
                 assert part.accumulate_batch(expert, batch) < 1e-4
         assert float(part(expert)) < 1e-4
+
+
+# --- inputs that are like nothing the arrival knows -------------------------------------------------------------------
+
+
+def test_how_far_answers_tell_inputs_apart(vision):
+    """The mutual information in plain sums, over the logarithm of the classes or of the samples if those are fewer."""
+    samples, draw = vision.samples("ants", "train").rows(slice(16)), np.random.default_rng(5)
+    logits = draw.normal(scale=4, size=(16, 1, 3))
+    answered = replace(samples, answers=torch.from_numpy(logits))
+    p = np.exp(logits[:, 0]) / np.exp(logits[:, 0]).sum(1, keepdims=True)
+    wanted = sum(p[i, c] / 16 * np.log(p[i, c] / p[:, c].mean()) for i in range(16) for c in range(3)) / np.log(3)
+    assert told_apart(answered) == pytest.approx(wanted, rel=1e-9)
+    alike = replace(samples, answers=torch.from_numpy(logits[:1]).expand(16, 1, 3))
+    assert told_apart(alike) == pytest.approx(0.0, abs=1e-12)
+    assert told_apart(samples) is None
+    assert told_apart(replace(answered.rows(slice(15)))) is None
+
+
+def test_random_pixels_are_noticed_and_a_task_s_own_pictures_are_not(tmp_path, call):
+    """On real experts: `add` says so, and `log` and `show` afterwards."""
+    suite = mw.load_suite(suite_directory("digits"))
+    draw = np.random.default_rng(0)
+    for task in suite.tasks[:2]:
+        with np.load(task.data) as file:
+            own = file["x_train"][:64]
+        pictures = {"own": own, "noise": draw.integers(0, 256, own.shape, dtype=np.uint8)}
+        for kind, x in pictures.items():
+            data, trunk = tmp_path / f"{task.name}-{kind}.npz", tmp_path / f"{task.name}-{kind}"
+            np.savez(data, x=x)
+            call("init", trunk, "--base", suite.base, "--rule", "steer").ok()
+            words = [task.expert, "--task", task.name, "--data", data, "--head", task.head, "--copies", 0]
+            for out in (call("add", trunk, *words).ok().out, call("log", trunk).ok().out, call("show", trunk).ok().out):
+                noted = f"the answers of '{task.name}' hardly depend on the input" in " ".join(out.split())
+                assert noted == (kind == "noise"), (task.name, kind, out)

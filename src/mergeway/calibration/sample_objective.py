@@ -11,7 +11,7 @@ from torch import Tensor
 from mergeway.calibration.batches import Batch, batch_losses, draw_batches
 from mergeway.calibration.loss import Predict, mean_loss, targets
 from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, shares
-from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of
+from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of, told_apart
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of, placed
 from mergeway.model.inputs import Params
@@ -197,6 +197,8 @@ def asked_about(objective: object, task: str) -> dict[str, object]:
             found = {"samples": len(samples), **answers_of(samples)}
             if (copied := copied_of(samples)) is not None:
                 found["copied"] = copied
+            if (apart := told_apart(samples)) is not None:
+                found["told_apart"] = apart
             if samples.tops is not None:
                 found["top_k"] = samples.tops.shape[-1]
     return {"asked": found} if found else {}

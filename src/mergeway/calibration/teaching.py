@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ INPUTS = 8192  # samples and copies that a memory is worth in all, unless it is 
 MOST_COPIES = 63
 TOP_K = 32  # tokens that an arrival names at every place of a text, unless it is told how many
 ASKED_AT_ONCE = 128
+FEW = 16  # samples below which answers are not compared with each other
 NEVER = -1e4  # the log-probability of what does not happen: half precision has no infinity that a sum can take
 
 
@@ -87,6 +89,22 @@ def answers_of(samples: Samples) -> dict[str, object]:
         return {"answers": 0, "copies": None, "written": samples.written}
     rows, versions = samples.answers.shape[:2]
     return {"answers": rows * versions, "copies": versions - 1, "written": samples.written}
+
+
+def told_apart(samples: Samples) -> float | None:
+    """How far the answers depend on the input, from 0 to 1: the mutual information of both over the most that it can be.
+
+    An expert says much the same of everything where it is asked about inputs that are like nothing it knows. None for texts, of
+    which every token has an answer of its own, and for samples that are too few to tell.
+    """
+    if samples.answers is None or samples.documents or len(samples) < FEW:
+        return None
+    logs = samples.answers[:, 0].double().log_softmax(-1)
+    chances, classes = logs.exp(), logs.shape[-1]
+    # The mean over inputs of KL(answer ‖ mean answer); what never happens counts nothing.
+    mean = chances.mean(0).clamp(min=1e-30).log()
+    information = float((chances * (logs - mean)).sum(-1).mean())
+    return max(0.0, information / log(min(classes, len(samples)))) if classes > 1 else None
 
 
 def copied_of(samples: Samples) -> str | None:

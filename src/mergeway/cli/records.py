@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mergeway.trunk.journal import Record
 
 STEPS = 6  # columns of the table of accuracies; the course beside them has all
+LITTLE = 0.2  # of what an arrival's answers could tell its samples apart; random pixels give up to 0.17, a task's own 0.3 to 0.95
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -107,7 +108,14 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
     facts = record.details.get("facts", {})
     if record.kind == "add" and facts.get("fell_back"):
         lines.append(("note", _falling_back(facts)))
+    if record.details.get("asked", {}).get("told_apart", 1.0) < LITTLE:
+        lines.append(("note", _unlike(record)))
     return lines
+
+
+def _unlike(record: Record) -> str:
+    share = record.details["asked"]["told_apart"]
+    return f"the answers of '{record.task}' hardly depend on the input ({share:.0%} of what they could): are these samples its own?"
 
 
 def _falling_back(facts: Mapping[str, float]) -> str:
