@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from long_journal import lengthened, work_of
 
 import mergeway as mw
 from mergeway.core import files
@@ -37,41 +36,6 @@ def test_an_add_reads_one_record(trunk, monkeypatch):
     assert len(parsed) == 1
     monkeypatch.undo()
     assert made.verify() == [] and len(made.log()) == 5
-
-
-def lengthened(path: Path, last: int) -> None:
-    """A trunk of one fold that looks as if it had had many: every record is there, and the snapshot is that of the last."""
-    records = stores.Store(path).journal().records
-    for step in range(2, last + 1):
-        digest = hashlib.sha256(str(step).encode()).hexdigest()
-        record = journals.replace(records[1], step=step, task=f"task {step}", digest=digest)
-        records.append(record.sealed(records[-1].hash))
-    (path / "journal.jsonl").write_text("".join(record.line() + "\n" for record in records))
-    (path / "steps" / "000001").rename(path / "steps" / f"{last:06d}")
-    journal = journals.Journal.read(path / "journal.jsonl")
-    (path / "head").write_bytes(journal.point().head())
-
-
-def work_of(act) -> tuple[int, int]:
-    """How many functions an action calls, and how many bytes it reads and writes."""
-
-    def io() -> int:
-        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return int(counts["rchar"]) + int(counts["wchar"])
-
-    calls = 0
-
-    def count(frame, event, arg) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = io()
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls, io() - before
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count bytes")

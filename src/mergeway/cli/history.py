@@ -11,25 +11,39 @@ from mergeway.cli.app import DEPLOY, app
 from mergeway.cli.options import BaseAt, Json, Threads, TrunkPath
 from mergeway.cli.records import checks_table, course_table, headline, lines_of
 from mergeway.core.printed import printable
+from mergeway.errors import OptionError
 
 if TYPE_CHECKING:
     from mergeway.trunk import TrunkView
 
 
+SHOWN = 20  # records, or arrivals, unless all are asked for
+
+
 @app.command(rich_help_panel=DEPLOY)
-def log(trunk: TrunkPath, as_json: Json = False) -> None:
+def log(
+    trunk: TrunkPath,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", metavar="N", help=f"How many of the newest steps; by default {SHOWN}, as JSON all."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every step.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show the history, newest first."""
     from mergeway.cli.display import console, print_json
     from mergeway.trunk import Trunk
 
+    if last is not None and (last < 1 or everything):
+        raise OptionError("--last takes a number of steps, at least 1, and not together with --all")
     opened = Trunk.open(trunk)
-    records, kept, tags = opened.log(), set(opened.kept_steps()), tags_by_step(opened)
+    records, tags = opened.log(last or (None if everything or as_json else SHOWN)), tags_by_step(opened)
     if as_json:
         print_json([asdict(r) for r in records])
         return
     out = console()
     for record in reversed(records):
-        marks = [m for m, there in (("deployed", record is records[-1]), ("kept", record.step in kept)) if there]
+        marks = [m for m, there in (("deployed", record is records[-1]), ("kept", opened.keeps(record))) if there]
         marks += [f"tag {name}" for name in tags.get(record.step, [])]
         out.print(headline(record) + (f"  [cyan]({', '.join(marks)})[/cyan]" if marks else ""))
         for name, value in lines_of(record):
@@ -37,6 +51,15 @@ def log(trunk: TrunkPath, as_json: Json = False) -> None:
         out.print()
     if drawn := course_table(records):
         out.print(drawn)
+    _print_older(records[0].step, "step")
+
+
+def _print_older(count: int, what: str) -> None:
+    """How many were left out."""
+    from mergeway.cli.display import console
+
+    if count > 0:
+        console().print(f"and {count} older {what}{'s' if count > 1 else ''}; --all shows them", markup=False)
 
 
 @app.command(rich_help_panel=DEPLOY)
@@ -46,6 +69,9 @@ def show(
         str | None,
         typer.Argument(metavar="STEP", help="A step, by number or tag; by default the last.", show_default=False),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"Every arrival that the model holds, not only the newest {SHOWN}.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show one step whole: what was folded, what the rule found, what the model now holds."""
@@ -53,8 +79,8 @@ def show(
     from mergeway.trunk import Trunk
 
     opened = Trunk.open(trunk)
-    record = opened.record(step) if step is not None else opened.log()[-1]
-    folded = opened.folded(record.step)
+    record = opened.record(step) if step is not None else opened.log(newest=1)[-1]
+    folded = opened.folded(record.step, newest=None if everything or as_json else SHOWN)
     if as_json:
         sizes = {"bytes": opened.sizes().get(record.step), "tags": tags_by_step(opened).get(record.step, [])}
         print_json({**asdict(record), "folded": [asdict(f) for f in folded], **sizes})
@@ -75,7 +101,7 @@ def show(
     for name, value in [*lines_of(record), *extra]:
         out.print(f"    {name:<10} {value}", markup=False)
     if folded:
-        total = sum(f.weight for f in folded)
+        total = float(record.stream["total"])
         rows = [
             (str(f.step), f.task, f"{f.weight:g}", f"{100 * f.weight / total:.1f} %", short(f.digest), f.source)
             for f in folded
@@ -83,6 +109,7 @@ def show(
         out.print(
             table(("step", "task", "weight", "share", "digest", "source"), rows, numbers=("step", "weight", "share"))
         )
+        _print_older(int(record.stream["step"]) - len(folded), "arrival")
 
     if checks := record.details.get("checks"):
         out.print(checks_table(checks))

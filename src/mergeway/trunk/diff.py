@@ -103,12 +103,16 @@ def checked(record: Record) -> dict[str, float]:
 
 
 def judged_steps(records: Sequence[Record]) -> list[tuple[Record, dict[str, float]]]:
-    """Every step whose model was judged, with what each task was worth; a rollback has what was found of where it went."""
+    """Every step whose model was judged, with what each task was worth; a rollback has what was found of where it went.
+
+    The records may be the newest only: then a rollback to a step before them has nothing.
+    """
+    by_step = {record.step: record for record in records}
     found: list[tuple[Record, dict[str, float]]] = []
     for record in records:
-        judged = record
-        while judged.kind == "rollback":
-            judged = records[int(judged.details["to"])]
-        if scores := checked(judged):
+        judged: Record | None = record
+        while judged is not None and judged.kind == "rollback":
+            judged = by_step.get(int(judged.details["to"]))
+        if judged is not None and (scores := checked(judged)):
             found.append((record, scores))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -119,6 +119,40 @@ def _folded(record: Record) -> Folded:
     return Folded(record.step, record.task, record.source, record.digest, record.weight)
 
 
+def whole_record(path: Path, number: int, raw: bytes) -> Record:
+    """The record of a line that is as it was written."""
+    line = raw.decode("utf-8", "replace")
+    record = parse_record(path, number, line)
+    if record.computed_hash() != record.hash or record.line() != line:
+        raise TrunkError(f"{path}, line {number}: the record of step {record.step} was changed after it was written")
+    return record
+
+
+def does_not_follow(path: Path, number: int) -> TrunkError:
+    """Two whole records that do not belong together."""
+    return TrunkError(
+        f"{path}, line {number}: the record does not follow the one before it; a record was removed or moved"
+    )
+
+
+def held_newest_first(records: Iterable[Record], step: int) -> Iterator[Folded]:
+    """The arrivals that the model of a step holds, the newest first, from records that come in this order."""
+    gone: set[str | None] = set()  # tasks that a later step takes out
+    for record in records:
+        if step <= 0:
+            return
+        if record.step != step:
+            continue  # behind the step, or skipped by a rollback
+        step -= 1
+        if record.kind == "add" and record.task not in gone:
+            yield _folded(record)
+        elif record.kind == "remove":
+            gone.add(record.task)
+        elif record.kind == "rollback":
+            to = record.details.get("to")
+            step = to if isinstance(to, int) and to <= step else 0
+
+
 def _last_line(file: BinaryIO, size: int) -> str:
     """The last line of a file without its line feed."""
     block = 1 << 14
@@ -167,16 +201,9 @@ class Journal:
         previous, end = START, 0
         progress.begin(f"checking {path.name}", len(lines), "records")
         for number, raw in enumerate(lines, 1):
-            line = raw.decode("utf-8", "replace")
-            record = parse_record(path, number, line)
-            if record.computed_hash() != record.hash or record.line() != line:
-                raise TrunkError(
-                    f"{path}, line {number}: the record of step {record.step} was changed after it was written"
-                )
+            record = whole_record(path, number, raw)
             if record.previous != previous or record.step != number - 1:
-                raise TrunkError(
-                    f"{path}, line {number}: the record does not follow the one before it; a record was removed or moved"
-                )
+                raise does_not_follow(path, number)
             end += len(raw) + 1
             records.append(record)
             ends.append(end)
@@ -204,15 +231,4 @@ class Journal:
     def folded(self, step: int | None = None) -> list[Folded]:
         """The arrivals that the model of a step holds, in the order they were folded."""
         at = self.last.step if step is None else step
-        held: list[Folded] = []
-        gone: set[str | None] = set()  # tasks that a later step takes out
-        while at > 0:  # from the newest record, so that a rollback is one jump
-            record, at = self.records[at], at - 1
-            if record.kind == "add" and record.task not in gone:
-                held.append(_folded(record))
-            elif record.kind == "remove":
-                gone.add(record.task)
-            elif record.kind == "rollback":
-                to = record.details.get("to")
-                at = to if isinstance(to, int) and to <= at else 0
-        return held[::-1]
+        return list(held_newest_first(reversed(self.records), at))[::-1]

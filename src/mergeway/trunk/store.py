@@ -124,6 +124,13 @@ class Store:
                 return point
         return self.journal().point()
 
+    def trusted(self) -> Point:
+        """The same point, once the settings are found to be those that its first record names."""
+        point = self.point()
+        if point.settings != self.settings_digest():
+            raise self._changed_settings()
+        return point
+
     def _head(self) -> bytes:
         with reading(self.head_path):
             return contents(self.head_path) if self.head_path.exists() else b""
@@ -142,9 +149,7 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what a killed writer left: snapshots without a record, and temporary files."""
-        point = self._known = self.point()
-        if point.settings != self.settings_digest():
-            raise self._changed_settings()
+        point = self._known = self.trusted()
         with writing(self.path):
             for left in self.steps.iterdir() if self.steps.is_dir() else ():
                 if not left.name.isdigit() or int(left.name) > point.last.step:

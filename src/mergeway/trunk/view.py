@@ -20,22 +20,18 @@ from mergeway.checkpoint.source import JsonObject
 from mergeway.core.pool import worker_pool
 from mergeway.core.printed import html_table
 from mergeway.core.progress import SILENT, Progress
-from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError, suggest
+from mergeway.errors import CheckpointError, MergewayError, OptionError, TrunkError
 from mergeway.fold.prepare import Base
 from mergeway.model.compute import Compute
 from mergeway.rules import Description, Rule, make
 from mergeway.trunk.base import KeptBase
-from mergeway.trunk.journal import Folded, Journal, Record
-from mergeway.trunk.record import Places
+from mergeway.trunk.history import History
+from mergeway.trunk.history import Step as Step
 from mergeway.trunk.store import Store
-from mergeway.trunk.tags import read_tags
 from mergeway.trunk.verify import base_problems, problems_of
 
-# A step by its number, or by its tag.
-Step = int | str
 
-
-class TrunkView:
+class TrunkView(History):
     """The committed state of a trunk; a writer beside it is never seen half-way."""
 
     def __init__(
@@ -47,7 +43,7 @@ class TrunkView:
         progress: Progress = SILENT,
         base: str | Path | None = None,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._threads = threads
         self._compute = compute
         self._progress = progress
@@ -86,10 +82,6 @@ class TrunkView:
         shown = [(*row, "yes" if deployed else "") for *row, deployed in rows]
         title = f"Trunk {self.path}, rule {self._rule_as[0]}, base {self.base_ref}"
         return html_table(title, ("step", "kind", "task", "weight", "model", "in the model"), shown)
-
-    @property
-    def path(self) -> Path:
-        return self._store.path
 
     @property
     def base_ref(self) -> str:
@@ -178,52 +170,6 @@ class TrunkView:
         trials = read_trials(data, base.directory, known, self._compute)
         return scores(trials, params or tensors_of(self.deployed(record.step)))
 
-    def log(self) -> list[Record]:
-        """Every journal record, oldest first."""
-        return self._store.journal().records
-
-    def record(self, step: Step, journal: Journal | None = None) -> Record:
-        """The journal record of one step, by its number or its tag."""
-        records = (journal or self._store.journal()).records
-        number = self.step_of(step)
-        if not 0 <= number < len(records):
-            raise TrunkError(f"{self.path}: there is no step {number}; the last is {len(records) - 1}")
-        return records[number]
-
-    def tags(self) -> dict[str, int]:
-        """The names of steps."""
-        return read_tags(self.path)
-
-    def step_of(self, step: Step) -> int:
-        """The number of a step that is given by number or by tag."""
-        if isinstance(step, int) or step.lstrip("-").isdecimal():
-            return int(step)
-        tags = self.tags()
-        if step not in tags:
-            raise OptionError(f"{self.path}: '{step}' is neither the number of a step nor a tag; {suggest(step, tags)}")
-        return tags[step]
-
-    def folded(self, step: Step | None = None) -> list[Folded]:
-        """The arrivals that the deployed model holds, or that of a step."""
-        return self._store.journal().folded(None if step is None else self.record(step).step)
-
-    def sizes(self) -> dict[int, int]:
-        """The bytes of every snapshot that is kept; files that steps share count for each of them."""
-        return {step: size_of(self._store.snapshot(step)) for step in self._store.present()}
-
-    def places_of(self, step: int) -> list[str]:
-        """Where the arrival of a step may lie today: where it was, and where it was as seen from the trunk."""
-        return Places.recorded(self.record(step)).seen_from(self.path)
-
-    def place_of(self, step: int) -> str:
-        """Where the arrival of a step is today; where it was given from if it is at none of its places on this disk."""
-        record = self.record(step)
-        return next((place for place in self.places_of(step) if Path(place).exists()), str(record.source))
-
-    def kept_steps(self) -> list[int]:
-        """The steps that `rollback` can go back to."""
-        return [r.step for r in self.log() if r.files is None or self._store.has_snapshot(r.step)]
-
     def verify(self, against: str | None = None) -> list[str]:
         """Every byte that differs from what was committed, one line each; also a base that changed.
 
@@ -239,8 +185,3 @@ class TrunkView:
 
     def _base(self, pool: Executor) -> Base:
         return self._kept_base.find(pool, self._progress, self.heads)
-
-
-def size_of(directory: Path) -> int:
-    """The bytes of the files in a directory."""
-    return sum(p.stat().st_size for p in directory.iterdir() if p.is_file())
