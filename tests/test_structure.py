@@ -83,9 +83,9 @@ def test_one_add_is_a_short_walk(vision, tmp_path, monkeypatch):
     loads = []
     load = model_room.load_weights
 
-    def counted(family: Any, directory: Path) -> Any:
+    def counted(family: Any, directory: Path, *more: Any) -> Any:
         loads.append(directory)
-        return load(family, directory)
+        return load(family, directory, *more)
 
     monkeypatch.setattr(model_room, "load_weights", counted)
     trunk = mw.Trunk.create(tmp_path / "trunk", vision.base, "steer", threads=1)

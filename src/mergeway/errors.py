@@ -11,6 +11,7 @@ from contextvars import ContextVar
 _SHELL: ContextVar[bool] = ContextVar("speaks to a shell", default=False)
 # A message names arguments by their flags; these are called otherwise in Python, the rest by the same words.
 _IN_PYTHON = {
+    "allow-code": "compute=Compute(allow_code=True)",
     "min": "at_least",
     "memory": "size",
     "memory-share": "share",

@@ -24,9 +24,9 @@ def loads(monkeypatch):
     calls = []
     load = model_room.load_weights
 
-    def counted(family, directory):
+    def counted(family, directory, *more):
         calls.append(directory)
-        return load(family, directory)
+        return load(family, directory, *more)
 
     monkeypatch.setattr(model_room, "load_weights", counted)
     return calls

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from mergeway.checkpoint.source import INDEX
+from mergeway.checkpoint.source import INDEX, read_json
 from mergeway.core.files import copy_file, write_text, writing
 from mergeway.core.ranks import team
 from mergeway.core.stages import restore, staged
@@ -15,6 +15,7 @@ from mergeway.errors import CheckpointError
 
 # Config, tokenizer, processor and generation files; weights and cards are written anew, never copied.
 _SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*")
+_CODE = ("*.py",)  # only where the config names classes in them; whoever loads the model decides whether they run
 _NOT_COPIED = {
     INDEX,
     "pytorch_model.bin.index.json",
@@ -60,8 +61,15 @@ def side_files(directory: Path | None) -> list[Path]:
     """Config, tokenizer, processor and generation files beside the weights."""
     if directory is None or not directory.is_dir():
         return []
-    found = {path for pattern in _SIDE_FILES for path in directory.glob(pattern)}
+    patterns = (*_SIDE_FILES, *_CODE) if _names_code(directory) else _SIDE_FILES
+    found = {path for pattern in patterns for path in directory.glob(pattern)}
     return sorted(path for path in found if path.is_file() and path.name not in _NOT_COPIED)
+
+
+def _names_code(directory: Path) -> bool:
+    """Whether the config names classes in files beside it, so that the model cannot be loaded without these."""
+    config = directory / "config.json"
+    return config.is_file() and "auto_map" in read_json(config, "the model's config")
 
 
 def copy_side_files(source: Path | None, target: Path) -> None:

@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?$")
 # As one writes it, or as pathlib does, with one slash.
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/{1,3}(?P<rest>[^/].*)")
 _FILES = (".safetensors", ".bin", ".pt", ".pth")
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 _REMOTE_FILES = [*_HUB_FILES, "*.bin", "*.md", "LICENSE*", "NOTICE*"]
 
 

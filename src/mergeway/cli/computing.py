@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mergeway.cli.options import AllowCode
+
 _OPTIONS = {
     "device": (
         Annotated[str, typer.Option("--device", help="Where the model is run: auto, cpu, cuda or mps.")],
@@ -31,6 +33,7 @@ _OPTIONS = {
         False,
     ),
     "compile": (Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")], False),
+    "allow_code": (AllowCode, False),
 }
 
 

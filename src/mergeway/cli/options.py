@@ -25,6 +25,9 @@ Threads = Annotated[
         "--threads", help="Worker threads; the result does not depend on it. Default: one a core.", show_default=False
     ),
 ]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run Python code that the model directory brings; read it before.")
+]
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Read .bin, .pt and .pth files with torch's weights-only reader.")
 ]

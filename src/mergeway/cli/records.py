@@ -102,6 +102,8 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
         lines.append(("weight", f"{record.weight:g}{share}"))
     if message := record.details.get("message"):
         lines.append(("message", message))
+    if record.details.get("allow_code"):
+        lines.append(("note", "the base's own code was allowed to run"))
     lines.append(("model", short(record.result)))
     if checks := record.details.get("checks"):
         lines.append(("accuracy", ", ".join(f"{row['task']} {row['after']:.1f}" for row in checks)))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mergeway.cli import completion
 from mergeway.cli.app import DEPLOY, FOLD, app, read_options
+from mergeway.cli.computing import computes
 from mergeway.cli.options import BaseAt, Json, NoWait, Set, TrunkPath
+
+if TYPE_CHECKING:
+    from mergeway.model.compute import Compute
 
 SHOWN = 20  # tensors in the table, unless all are asked for
 
@@ -118,6 +122,7 @@ def prune(
 
 
 @app.command(rich_help_panel=FOLD)
+@computes
 def replay(
     trunk: TrunkPath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the new trunk.")],
@@ -138,6 +143,8 @@ def replay(
     ] = None,
     base: BaseAt = None,
     as_json: Json = False,
+    *,
+    compute: Compute,
 ) -> None:
     """Fold the same arrivals by another rule, into a new trunk; they must still exist."""
     from mergeway.cli.arrivals import read_pairs
@@ -148,7 +155,7 @@ def replay(
     from mergeway.trunk.replay import replay as fold_again
 
     chosen = make(rule, read_options(options))
-    opened = Trunk.open(trunk, base=base)
+    opened = Trunk.open(trunk, compute=compute, base=base)
     replayed = fold_again(opened, out, chosen, data=read_pairs("--data", data), head=read_pairs("--head", head))
     try:
         records = replayed.log()

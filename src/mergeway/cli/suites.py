@@ -9,7 +9,7 @@ import typer
 
 from mergeway.cli.app import COMPARE, app
 from mergeway.cli.computing import computes
-from mergeway.cli.options import Json, SuiteName
+from mergeway.cli.options import AllowCode, Json, SuiteName
 
 if TYPE_CHECKING:
     from mergeway.model.compute import Compute
@@ -153,13 +153,15 @@ def split(
 @suites_app.command()
 def check(
     suite: SuiteName,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Read all of a suite: base, experts, heads and data fit each other, every value is finite."""
     from mergeway.bench.suites import check_suite, suite_directory
     from mergeway.cli.display import console, print_json, table
+    from mergeway.model.compute import Compute
 
-    tasks = check_suite(suite_directory(suite))
+    tasks = check_suite(suite_directory(suite), Compute(allow_code=allow_code))
     if as_json:
         print_json({"suite": suite, "tasks": tasks})
         return

@@ -22,6 +22,7 @@ class Compute:
 
     `autocast` runs matrix products in bfloat16. `micro_batch` rows are run at once; each use has a default of its own.
     `checkpointing` keeps no activations inside a layer, the backward pass works them out again. `compile` is torch's.
+    `allow_code` runs Python code that a model directory brings with it.
     """
 
     device: str = "auto"
@@ -29,6 +30,7 @@ class Compute:
     micro_batch: int | None = None
     checkpointing: bool = False
     compile: bool = False
+    allow_code: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -94,7 +94,7 @@ class TextClassifier(TextModel):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights, which must know what padding is."""
-        tokenizer = load_tokenizer(self.directory)
+        tokenizer = load_tokenizer(self.directory, self.compute.allow_code)
         if tokenizer.pad_token_id is None:
             raise OptionError(
                 f"{self.directory}: the tokenizer has no padding token; set one and save the tokenizer again"
@@ -164,7 +164,7 @@ class CausalLM(Model):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights."""
-        return load_tokenizer(self.directory)
+        return load_tokenizer(self.directory, self.compute.allow_code)
 
     @property
     def padding(self) -> int:

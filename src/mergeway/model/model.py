@@ -72,12 +72,12 @@ class Model(Network):
         self.directory, self.compute = directory, compute or Compute()
         known = [name for name in (*self.needs, *self.takes) if name in settings]
         self.settings: Settings = {"kind": self.kind, **{name: settings[name] for name in known}}
-        self.config = load_config(self._config_family(), directory)
+        self.config = load_config(self._config_family(), directory, self.compute.allow_code)
 
     @cached_property
     def module(self) -> nn.Module:
         """The model of `transformers`, loaded at the first use."""
-        return load_weights(self._family(), self.directory)
+        return load_weights(self._family(), self.directory, self.compute.allow_code)
 
     @property
     def classes(self) -> int | None:
@@ -127,7 +127,7 @@ class TextModel(Model):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights."""
-        return load_tokenizer(self.directory)
+        return load_tokenizer(self.directory, self.compute.allow_code)
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Token ids and mask of equal length."""

@@ -16,14 +16,16 @@ from mergeway.checkpoint.source import open_directory
 Family = Any
 
 
-def meta_model(family: Family, directory: Path) -> nn.Module:
+def meta_model(family: Family, directory: Path, allow_code: bool = False) -> nn.Module:
     """A model of `transformers` from its config: buffers are real, parameters are on torch's meta device."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=allow_code)
     with _parameters_on_meta():
         auto = family.__name__.startswith("Auto")
-        model = family.from_config(config, dtype=torch.float32, trust_remote_code=False) if auto else family(config)
+        model = (
+            family.from_config(config, dtype=torch.float32, trust_remote_code=allow_code) if auto else family(config)
+        )
     stored = open_directory(str(directory), directory)
     for name, buffer in model.named_buffers():
         if name in stored.infos:

@@ -46,30 +46,30 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_config(family: Family, directory: Path) -> Any:
+def load_config(family: Family, directory: Path, allow_code: bool = False) -> Any:
     """The config of a directory's model, read by a config class of `transformers`."""
     if (directory / "config.json").exists():
         read_config(directory)
     with quiet_transformers(), _one_line(family, directory):
-        return family.from_pretrained(directory, trust_remote_code=False)
+        return family.from_pretrained(directory, trust_remote_code=allow_code)
 
 
-def load_weights(family: Family, directory: Path) -> nn.Module:
+def load_weights(family: Family, directory: Path, allow_code: bool = False) -> nn.Module:
     """A model in eval mode; several ranks get it without its weights, since each holds only its own rows of them."""
     with quiet_transformers(), _one_line(family, directory):
         if team().count > 1:
-            module = meta_model(family, directory)
+            module = meta_model(family, directory, allow_code)
         else:
-            module = family.from_pretrained(directory, trust_remote_code=False)
+            module = family.from_pretrained(directory, trust_remote_code=allow_code)
         return module.eval().requires_grad_(False)
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
+def load_tokenizer(directory: Path, allow_code: bool = False) -> Tokenizer:
     """The tokenizer that was saved with the base."""
     from transformers import AutoTokenizer
 
     try:
-        return cast(Tokenizer, AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
+        return cast(Tokenizer, AutoTokenizer.from_pretrained(directory, trust_remote_code=allow_code))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         _refuse_code(directory, problem)
         raise OptionError(
@@ -91,10 +91,10 @@ def _one_line(family: Family, directory: Path) -> Iterator[None]:
 
 
 def _refuse_code(directory: Path, problem: Exception) -> None:
-    """Without an answer `transformers` would ask on standard input whether to run a model's code; we answer for everybody."""
+    """Without an answer `transformers` would ask on standard input whether to run a model's code; we never ask."""
     if "trust_remote_code" in str(problem):
         raise OptionError(
-            f"{directory}: the base brings Python code of its own, which mergeway never runs; give a base that transformers has a class for, or fold it without data"
+            f"{directory}: the base brings Python code of its own, which was not run; read it, and pass --allow-code if you trust it"
         ) from None
 
 

@@ -12,7 +12,7 @@ from mergeway.core.progress import Progress
 from mergeway.model.compute import Compute
 from mergeway.model.tangent import Tangent
 from mergeway.rules import Description
-from mergeway.trunk.commit import Change, Commit
+from mergeway.trunk.commit import Change, Commit, notes_of
 from mergeway.trunk.journal import Record, now
 
 
@@ -45,4 +45,4 @@ class AlignedStep:
             kept, sink = commit.state(change.folder.state_infos()), commit.model(base.checkpoint.infos)
             change.folder.change(aligned.moved, standing, deployed, kept.sink, sink)
             commit.keep_rest_of(last)
-            return commit.finish(record, rule, standing.at, {"align": facts}, keep)
+            return commit.finish(record, rule, standing.at, {"align": facts, **notes_of(None, self.compute)}, keep)

@@ -23,6 +23,7 @@ from mergeway.core.tensors import TensorInfo
 from mergeway.errors import OptionError, TrunkError
 from mergeway.fold.folder import Folder, Standing
 from mergeway.fold.prepare import Arrival, Base, Data, looks_first, prepare_arrival
+from mergeway.model.compute import Compute
 from mergeway.rules.registry import Description
 from mergeway.rules.rule import Fold, WantsAnswers
 from mergeway.trunk.journal import Point, Record, now
@@ -234,3 +235,9 @@ def record_of(store: Store, point: Point, kind: str, arrival: Arrival) -> Record
         weight=arrival.weight,
         details={"places": places} if places else {},
     )
+
+
+def notes_of(message: str | None, compute: Compute | None) -> dict[str, object]:
+    """What a record says of how a change was made: the user's own words, and that a model's code was allowed to run."""
+    allowed = compute is not None and compute.allow_code
+    return {**({"message": message} if message else {}), **({"allow_code": True} if allowed else {})}

@@ -53,6 +53,7 @@ def replay(
                 memory=trunk.bounds,
                 heads=trunk.heads or "",
                 embed_base=trunk.embeds_base,
+                compute=trunk.compute,
             )
             for arrival, place in zip(held, places, strict=True):
                 needed = given.get(arrival.task) if chosen.needs else None
@@ -61,7 +62,7 @@ def replay(
     except CheckpointError as problem:
         raise TrunkError(str(problem)) from None
     try:
-        return Trunk.open(target)
+        return Trunk.open(target, compute=trunk.compute)
     except MergewayError as problem:
         raise TrunkError(f"{target}: is written, but cannot be opened: {problem}") from None
 

@@ -28,7 +28,7 @@ from mergeway.model.compute import Compute
 from mergeway.rules import RULES, Rule, make, reference
 from mergeway.trunk.align import AlignedStep
 from mergeway.trunk.beginning import Beginning
-from mergeway.trunk.commit import Change, Commit, record_of
+from mergeway.trunk.commit import Change, Commit, notes_of, record_of
 from mergeway.trunk.gate import Gate
 from mergeway.trunk.journal import Record
 from mergeway.trunk.remote import new_place, store_at
@@ -50,6 +50,7 @@ class Trunk(Steps):
         heads: str | None = None,
         embed_base: bool = False,
         threads: int | None = None,
+        compute: Compute | None = None,
         allow_pickle: bool = False,
         progress: Progress = SILENT,
         **options: object,
@@ -66,7 +67,7 @@ class Trunk(Steps):
         beginning = Beginning(chosen, name, keep, memory or Bounds(), heads, embed_base, allow_pickle)
         store = beginning.create(new_place(path), base, threads, progress)
         try:
-            return cls(store, threads=threads, progress=progress)
+            return cls(store, threads=threads, compute=compute, progress=progress)
         except TrunkError as problem:
             raise TrunkError(f"{path}: is written, but cannot be opened: {problem}") from None
 
@@ -138,7 +139,7 @@ class Trunk(Steps):
             name = task_name(task, checkpoint := open_checkpoint(ref, base.checkpoint, allow_pickle), point)
             arrival = change.incoming(checkpoint, weight, name, again)
             heads = {**change.heads, **({name: arrival.head} if arrival.head is not None else {})}
-            request = CalibrationRequest(data, head, objective, remember, self._compute, copies)
+            request = CalibrationRequest(data, head, objective, remember, self.compute, copies)
             held, request = change.held_back(arrival, heads, request, holdout, self.bounds)
             trials = gate.trials(change, arrival, heads, held, request)
             loss, memory, source = change.calibrated(arrival, heads, request, self.bounds)
@@ -151,7 +152,7 @@ class Trunk(Steps):
                 commit.keep_memory(held, HOLDOUT)
                 judged = gate.judge(trials, change, commit.staged, arrival, self._progress)
                 details = {**folded.details, **asked_about(folded.objective, name), **judged}
-                details |= {"message": message} if message else {}
+                details |= notes_of(message, self.compute)
                 record, keep = record_of(self._store, point, "add", arrival), 0 if dry_run else self.keep
                 return commit.finish(record, self.rule_today, folded.at, details, keep)
 
@@ -202,7 +203,7 @@ class Trunk(Steps):
                 raise TrunkError(
                     f"{self.path}: alignment follows the fold of a second or later arrival; the last record is '{last.kind}' of step {last.step}"
                 )
-            work = AlignedStep(data, head, how or Alignment(), tangent, self._compute, self._progress)
+            work = AlignedStep(data, head, how or Alignment(), tangent, self.compute, self._progress)
             return work.commit(change, self.deployed(last.step - 1), self.rule_today, self.keep)
 
     @contextlib.contextmanager
@@ -211,7 +212,7 @@ class Trunk(Steps):
         with self._store.writer(wait, self._progress), worker_pool(self._threads) as pool:
             point = self._store.point()
             base = self._kept_base.find(pool, self._progress, self.heads)
-            folder = folder_of(self.rule, base, pool, self._progress, team(), self._compute)
+            folder = folder_of(self.rule, base, pool, self._progress, team(), self.compute)
             yield Change(
                 self._store, point, base, folder, pool, read_heads(self._store.of(point.last).directory("heads"))
             )

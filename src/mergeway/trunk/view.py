@@ -45,7 +45,7 @@ class TrunkView(History):
     ) -> None:
         super().__init__(store)
         self._threads = threads
-        self._compute = compute
+        self.compute = compute
         self._progress = progress
         settings = store.settings()
         try:
@@ -167,7 +167,7 @@ class TrunkView(History):
         heads = read_heads(snapshot.directory("heads"))
         known = Heads(heads_by_task(head, ""), heads, CalibrationMemory.read(snapshot.directory(CALIBRATION)))
         base = self._open_base()
-        trials = read_trials(data, base.directory, known, self._compute)
+        trials = read_trials(data, base.directory, known, self.compute)
         return scores(trials, params or tensors_of(self.deployed(record.step)))
 
     def verify(self, against: str | None = None) -> list[str]:

@@ -11,6 +11,7 @@ from mergeway.bench.suite import Suite, load_suite
 from mergeway.calibration.suite import SuiteTask
 from mergeway.checkpoint import check_fits, inspect_checkpoint, open_checkpoint
 from mergeway.errors import OptionError
+from mergeway.model.compute import Compute
 from mergeway.model.kinds import CausalLM
 
 
@@ -23,9 +24,9 @@ class TaskSize(TypedDict):
     test: int
 
 
-def check_suite(path: str | Path) -> list[TaskSize]:
+def check_suite(path: str | Path, compute: Compute | None = None) -> list[TaskSize]:
     """Read all of a suite and raise at the first thing that is wrong; says what each task holds."""
-    suite = load_suite(path)
+    suite = load_suite(path, compute=compute)
     base = open_checkpoint(suite.base)
     seen = inspect_checkpoint(base)
     sizes: list[TaskSize] = []

@@ -25,7 +25,7 @@ from mergeway.checkpoint.directory import staged_directory
 from mergeway.checkpoint.writer import save_tensors
 from mergeway.core.files import copy_file, write_text, writing
 from mergeway.errors import OptionError, suggest
-from mergeway.model.kinds import ClipVision, kind_of, make_model
+from mergeway.model.kinds import ClipVision, kind_of
 
 CUTS = ("classes", "domains")
 
@@ -101,9 +101,10 @@ def _write(
     data: str, name: str, stage: Path, base: Path, by: str, tasks: int, seed: int | None, head: Path | None, domain: str
 ) -> SuiteJson:
     shared = stage / "head.safetensors"
-    model = make_model(base, kind_of(base, head))
-    if not isinstance(model, ClipVision):
+    found = kind_of(base, head)
+    if found["kind"] != ClipVision.kind:
         raise OptionError(f"{base}: a split is of images, so the base must be a CLIP vision model")
+    model = ClipVision(base, found)
     read = read_labelled(data, model.image_size, domain if by == "domains" else None)
     if head:
         copy_file(head, shared)
