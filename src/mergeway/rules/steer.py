@@ -40,7 +40,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     weight_rate: float = 0.1
     shrink: float = 0.78
     carry: float = 0.8
-    far: float = 0.2
+    far: float = 0.12
     start: Literal["auto", "flat", "mean", "base"] = "auto"
     labels: bool = False
     linear: str | None = None
