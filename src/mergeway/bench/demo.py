@@ -52,13 +52,15 @@ def run_demo(name: str, out: Path, quick: bool, progress: Progress) -> tuple[Run
 def takeaways(result: RunJson) -> list[str]:
     """What a reader of the table should remember, in two or three sentences from its own figures."""
     rows = sorted(result["rows"], key=lambda row: -row["acc"])
-    best, plain = rows[0], next((row for row in rows if row["rule"] == "average"), rows[0])
+    best = [row for row in rows if row["acc"] == rows[0]["acc"]]
+    plain = next((row for row in rows if row["rule"] == "average"), rows[0])
     free = next((row for row in rows if not RULES[_name(row)].needs), None)
+    names, comes = " and ".join(map(_name, best)), "comes" if len(best) == 1 else "come"
     sentences = [
-        f"{_name(best)} comes nearest to the experts: {best['gap']:.0f} % of the way from the base"
-        + (f", where averaging the weights makes {plain['gap']:.0f} %." if plain is not best else ".")
+        f"{names} {comes} nearest to the experts: {best[0]['gap']:.0f} % of the way from the base"
+        + (f", where averaging the weights makes {plain['gap']:.0f} %." if plain not in best else ".")
     ]
-    if free is not None and free is not best:
+    if free is not None and free not in best:
         sentences.append(f"Of the rules that need no data, {_name(free)} does best: {free['gap']:.0f} %.")
     below = sum(row["gap"] < 0 for row in rows)
     if below:

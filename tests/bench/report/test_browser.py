@@ -272,3 +272,13 @@ def test_trunk_page(visit, report, stream, tmp_path):
     assert page.evaluate(CONTRASTS) == []
     page.click("#theme")
     assert page.evaluate(CONTRASTS) == []
+
+
+def test_accuracies_of_a_trunk_are_within_percents(visit, report, vision, tmp_path):
+    """A course that stands still is not blown up, and no axis goes past 100 %."""
+    trunk = Trunk.create(tmp_path / "trunk", vision.base, "average")
+    trunk.add(vision.task("ants").expert, "ants", check={"ants": f"{vision.path}#ants"})
+    out, data = report(trunk.path)
+    [judged] = [row["scores"]["ants"] for row in data["judged"]]
+    low, high = visit(out).evaluate("document.getElementById('accuracy-chart').layout.yaxis.range")
+    assert 0 <= low <= judged <= high <= 100 and high - low >= 5

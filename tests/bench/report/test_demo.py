@@ -60,6 +60,9 @@ def test_takeaways_are_the_figures_of_the_table():
     # With nothing below the base and nothing better than averaging there is less to say.
     (alone,) = takeaways({"suite": "other", "base": 60.0, "experts": 70.0, "rows": rows[:1]})
     assert alone == "average comes nearest to the experts: 15 % of the way from the base."
+    # Two that end at the same accuracy are both named.
+    (both, *_) = takeaways({"suite": "other", "base": 60.0, "experts": 70.0, "rows": [*rows, row("opcm", 58.0)]})
+    assert both.startswith("steer and opcm come nearest to the experts: 58 %")
 
 
 def test_unknown_demo_is_a_mistake(call, tmp_path):

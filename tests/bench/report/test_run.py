@@ -178,3 +178,13 @@ def test_certificates_over_streams(written, report):
     assert re.findall(r"<t[dh].*?>(.*?)</t[dh]>", body) == [
         *("ode", "3", "4", "100 %", "100 %", "0.0000", "0.500", "–", "–", "–")
     ]
+
+
+def test_rules_that_end_at_the_same_accuracy_are_both_the_best(written, report):
+    plain = {
+        (row["key"].split(".")[-1], row["fold"]): row["accuracies"] for row in written.rows if "average" in row["key"]
+    }
+    rows = [{**row, "accuracies": plain[row["key"].split(".")[-1], row["fold"]]} for row in written.rows]
+    (written.path / "folds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = report(written.path)[0].read_text()
+    assert "Best rules" in text and "average and ode" in text

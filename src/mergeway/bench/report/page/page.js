@@ -50,6 +50,12 @@
 
   // Drawing ----------------------------------------------------------------------------------------------------------
   const charts = [];
+  // No axis of accuracies goes past 100 %, and a flat course is not blown up.
+  const percents = (values) => {
+    const low = Math.min(...values), high = Math.max(...values), room = Math.max(5, 0.08 * (high - low));
+    return [Math.max(0, low - room), Math.min(100, high + room)];
+  };
+
   const draw = (id, make) => {
     const box = at(id);
     if (!box) return () => {};
@@ -178,8 +184,8 @@
         const { color, dash, symbol } = look(i);
         const rows = data.judged.filter((row) => task in row.scores), own = data.judged.filter((row) => task in row.alone);
         return [
-          { x: rows.map((row) => row.step), y: rows.map((row) => row.scores[task]), text: rows.map((row) => row.what), name: task, legendgroup: task, mode: "lines+markers", line: { color, dash, width: 2.2 }, marker: { symbol, size: 8, color }, hovertemplate: `${task} %{y:.1f}<br>after step %{x}, %{text}<extra></extra>` },
-          { x: own.map((row) => row.step), y: own.map((row) => row.alone[task]), name: task, legendgroup: task, showlegend: false, mode: "markers", marker: { symbol: `${symbol}-open`, size: 11, color, line: { width: 2 } }, hovertemplate: `arrival ${task} alone %{y:.1f}<extra></extra>` },
+          { x: rows.map((row) => row.step), y: rows.map((row) => row.scores[task]), text: rows.map((row) => row.what), name: task, legendgroup: task, mode: "lines+markers", cliponaxis: false, line: { color, dash, width: 2.2 }, marker: { symbol, size: 8, color }, hovertemplate: `${task} %{y:.1f}<br>after step %{x}, %{text}<extra></extra>` },
+          { x: own.map((row) => row.step), y: own.map((row) => row.alone[task]), name: task, legendgroup: task, showlegend: false, cliponaxis: false, mode: "markers", marker: { symbol: `${symbol}-open`, size: 11, color, line: { width: 2 } }, hovertemplate: `arrival ${task} alone %{y:.1f}<extra></extra>` },
         ];
       }),
       layout: {
@@ -187,7 +193,7 @@
         legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
         margin: { l: 48, r: 14, t: 34, b: 42 },
         xaxis: { title: { text: "step" }, dtick: Math.max(1, Math.ceil(data.journal.length / 12)), range: [-0.4, data.journal.length - 0.6] },
-        yaxis: { title: { text: "accuracy" } },
+        yaxis: { title: { text: "accuracy" }, range: percents(data.judged.flatMap((row) => [...Object.values(row.scores), ...Object.values(row.alone)])) },
       },
     }));
     const names = data.arrivals.map((a) => a.task);
