@@ -40,19 +40,34 @@ def divergence(logits: Tensor, answers: Tensor) -> Tensor:
 
 
 def top_divergence(logits: Tensor, answers: Tensor, tops: Tensor) -> Tensor:
-    """KL(p ‖ q) over k + 1 bins: the arrival's k likeliest tokens `tops`, and all others as one, the last of `answers`."""
+    """KL(p ‖ q) from part of p: the arrival's likeliest tokens, and the mass of all others, the last of `answers`.
+
+    That mass r is spread evenly over the m tokens that were drawn from the others by their chance, −1 − token in `tops`:
+    Σ p log(p/q) over the likeliest + r/m·Σ log(p/q) over the drawn, which in the mean over draws is KL over the whole
+    vocabulary. Where none was drawn the others are one bin.
+    """
     if answers.shape[-1] != tops.shape[-1] + 1:
         raise OptionError(f"answers of {answers.shape[-1]} bins for {tops.shape[-1]} tokens; it must be one bin more")
     tops, logits = tops.to(logits.device).long(), logits.float()
-    if tops.numel() and int(tops.max()) >= logits.shape[-1]:
+    drawn = tops < 0
+    tokens = torch.where(drawn, -1 - tops, tops)
+    if tokens.numel() and int(tokens.max()) >= logits.shape[-1]:
         raise OptionError(
-            f"the arrival answered with token {int(tops.max())}, but the model has {logits.shape[-1]}; the answers are of another vocabulary"
+            f"the arrival answered with token {int(tokens.max())}, but the model has {logits.shape[-1]}; the answers are of another vocabulary"
         )
-    log_p = answers.to(logits.device).float().log_softmax(-1)
-    log_q = logits.gather(-1, tops) - logits.logsumexp(-1, keepdim=True)
+    log_p = answers.to(logits.device).float()
+    # Half precision has rounded them: the likeliest and the rest together are one again.
+    log_p = log_p - torch.cat([log_p[..., :-1].masked_fill(drawn, -torch.inf), log_p[..., -1:]], -1).logsumexp(
+        -1, keepdim=True
+    )
+    log_p, log_rest = log_p[..., :-1], log_p[..., -1:]
+    log_q = logits.gather(-1, tokens) - logits.logsumexp(-1, keepdim=True)
+    if drawn.any():
+        share = torch.where(drawn, log_rest.exp() / drawn.sum(-1, keepdim=True).clamp(min=1), log_p.exp())
+        return (share * (log_p - log_q)).sum(-1)
     # log(1 − Σq), kept away from log 0, where nothing but rounding is left.
-    rest = torch.log(-torch.expm1(log_q.logsumexp(-1, keepdim=True).clamp(max=-_LEAST_REST)))
-    return (log_p.exp() * (log_p - torch.cat([log_q, rest], -1))).sum(-1)
+    others = torch.log(-torch.expm1(log_q.logsumexp(-1, keepdim=True).clamp(max=-_LEAST_REST)))
+    return (log_p.exp() * (log_p - log_q)).sum(-1) + (log_rest.exp() * (log_rest - others)).sum(-1)
 
 
 def judged(samples: Samples) -> Tensor:

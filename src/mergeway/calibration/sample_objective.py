@@ -200,5 +200,5 @@ def asked_about(objective: object, task: str) -> dict[str, object]:
             if (apart := told_apart(samples)) is not None:
                 found["told_apart"] = apart
             if samples.tops is not None:
-                found["top_k"] = samples.tops.shape[-1]
+                found["top_k"] = int((samples.tops >= 0).sum(-1).min())  # those that were drawn are negative
     return {"asked": found} if found else {}

@@ -24,7 +24,8 @@ class Samples:
 
     A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier. `answers` are the
     arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`). Those to
-    tokens, [rows, 1 + copies, places, k + 1], are log-probabilities of the k likeliest tokens, `tops`, and of all others.
+    tokens, [rows, 1 + copies, places, 2k + 1], are log-probabilities of the k likeliest tokens and of k drawn ones, both in
+    `tops`, and of all but the likeliest together.
     """
 
     task: str

@@ -22,6 +22,7 @@ MOST_COPIES = 63
 TOP_K = 32  # tokens that an arrival names at every place of a text, unless it is told how many
 ASKED_AT_ONCE = 128
 FEW = 16  # samples below which answers are not compared with each other
+GOLDEN = (5**0.5 - 1) / 2  # its multiples fall evenly between whole numbers
 NEVER = -1e4  # the log-probability of what does not happen: half precision has no infinity that a sum can take
 
 
@@ -36,7 +37,7 @@ def copies_of(size: int, documents: bool = False) -> int:
 def ask(
     predict: Predict, arrival: Params, samples: Samples, copies: int, top_k: int = TOP_K, at_once: int = ASKED_AT_ONCE
 ) -> Samples:
-    """The samples with the arrival's answers, in half precision: logits of classes, or the `top_k` likeliest next tokens."""
+    """The samples with the arrival's answers, in half precision: logits of classes, or of `top_k` tokens twice."""
     compute = compute_of(predict)
     params = compute.put({n: p.float() if p.is_floating_point() else p for n, p in arrival.items()})
     samples = samples.loaded()
@@ -120,16 +121,33 @@ def answer_bytes(samples: Samples) -> int:
 
 
 def _likeliest(logits: Tensor, rows: Samples, top_k: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the likeliest tokens, with that of all others as the last, and which tokens they are.
+    """Log-probabilities of the likeliest tokens, of as many that are drawn from the rest, and of all the rest; and which tokens.
 
-    Both are zero where nothing is judged, and take no room in a table.
+    A token that was drawn is named −1 − token. All is zero where nothing is judged, and takes no room in a table.
     """
     logits = logits.float()
     values, tops = logits.topk(min(top_k, logits.shape[-1]), -1)
-    rest = logits.scatter(-1, tops, -torch.inf).logsumexp(-1, keepdim=True)
-    found = torch.cat([values, rest], -1) - logits.logsumexp(-1, keepdim=True)
+    others = logits.scatter(-1, tops, -torch.inf)
+    rest = others.logsumexp(-1, keepdim=True)
+    drawn = draw_evenly(others, top_k) if top_k < logits.shape[-1] else tops[..., :0]
+    found = torch.cat([values, logits.gather(-1, drawn), rest], -1) - logits.logsumexp(-1, keepdim=True)
     here = functional.pad(judged(rows), (0, 1)).to(logits.device)[..., None]
-    return torch.where(here, found.clamp(min=NEVER), 0.0).half().cpu(), (tops * here).int().cpu()
+    named = torch.cat([tops, -1 - drawn], -1)
+    return torch.where(here, found.clamp(min=NEVER), 0.0).half().cpu(), (named * here).int().cpu()
+
+
+def draw_evenly(logits: Tensor, count: int) -> Tensor:
+    """`count` tokens of each place by their chance: at even steps along the sum of all chances, the first at a part of a step.
+
+    That part follows from the place alone and falls evenly over the places, so a draw needs no seed and no batch changes it.
+    """
+    sums = logits.softmax(-1).cumsum(-1)
+    places = torch.arange(1, logits.shape[-2] + 1, dtype=torch.float64, device=logits.device)
+    first = (places * GOLDEN).frac()[:, None]
+    steps = (torch.arange(count, device=logits.device) + first) / count
+    return torch.searchsorted(sums, (steps.float() * sums[..., -1:]).contiguous(), right=True).clamp(
+        max=logits.shape[-1] - 1
+    )
 
 
 def _widened(tensor: Tensor, places: int) -> Tensor:
