@@ -22,12 +22,13 @@ from torch import Tensor
 from mergeway.checkpoint.inspect import as_bytes
 from mergeway.checkpoint.mapped import one_line
 from mergeway.checkpoint.source import INDEX, spell_dtype
-from mergeway.core.files import write_text, writing
+from mergeway.core.files import begin_flush, write_text, writing
 from mergeway.core.ranks import team
 from mergeway.core.tensors import TensorInfo
 from mergeway.errors import CheckpointError, OptionError
 
 DEFAULT_SHARD = 5 * 10**9
+FLUSHED_TOGETHER = 1 << 22  # bytes; the disk is asked to begin with so many at once
 
 
 class Sink(Protocol):
@@ -71,6 +72,8 @@ class FileWriter:
         self._infos = dict(infos)
         self._hashes = {name: hashlib.sha256() for name in infos} if digests else {}
         self._passed = dict.fromkeys(infos, 0)  # how many bytes came here in order, and so went into the digest
+        # Where the bytes begin and end that no flush has begun with.
+        self._pending: dict[str, tuple[int, int]] = dict.fromkeys(infos, (0, 0))
         team().from_lead(lambda: self._make(len(self._head) + offset))
         with writing(path):
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -94,6 +97,17 @@ class FileWriter:
             self._passed[name] += len(data)
         with writing(self.path):
             _write_at(self._fd, data, len(self._head) + self._offsets[name] + at)
+        self._flush_ahead(name, at, at + len(data))
+
+    def _flush_ahead(self, name: str, start: int, stop: int) -> None:
+        """The disk works while we do: left to the system, it would begin when a tenth of the memory is full, or at the end."""
+        first, last = self._pending[name]
+        if start != last:  # the rows of another
+            first = start
+        if stop - first >= FLUSHED_TOGETHER:
+            begin_flush(self._fd, len(self._head) + self._offsets[name] + first, stop - first)
+            first = stop
+        self._pending[name] = (first, stop)
 
     def finish(self, sync: bool = True) -> dict[str, str]:
         """The digests of the header ('') and of each tensor, whichever rank wrote it.
