@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,21 @@ def repository(name: str):
     (root / "refs").mkdir(parents=True, exist_ok=True)
     (root / "refs" / "main").write_text("0" * 40)
     return root / "snapshots" / ("0" * 40)
+
+
+def test_a_card_shows_nobodys_directories(stream, tmp_path):
+    """What is pushed is read by others; names and digests say what went in."""
+    s, folder = stream(2), tmp_path / "runs" / "birds"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint-96").mkdir()
+    shutil.copy(s.arrivals[0], folder / "checkpoint-96" / "model.safetensors")
+    trunk = mw.Trunk.create(tmp_path / "trunk", s.base, "average")
+    trunk.add(folder / "checkpoint-96")
+    trunk.add(s.arrivals[1])
+    trunk.export(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert f"Base: `{s.base.name}`" in card and "`birds/checkpoint-96`" in card and f"`{s.arrivals[1].name}`" in card
 
 
 @pytest.mark.parametrize("revision", ["", "@main"])

@@ -157,9 +157,9 @@ def test_model_card_names_every_ingredient(stream, tmp_path, run):
     words = ["merge", s.base, *s.arrivals, "--rule", "opcm", "--set", "alpha=0.25", "--weights", "1,2.5"]
     done = run(*words, "--out", tmp_path / "out", "--json").json()
     card = (tmp_path / "out" / "README.md").read_text()
-    assert done["base"]["digest"] in card and str(s.base) in card
+    assert done["base"]["digest"] in card and f"Base: `{s.base.name}`" in card
     for arrival, weight in zip(done["arrivals"], ("1", "2.5"), strict=True):
-        assert f"| {arrival['task']} | `{arrival['source']}` | {weight} | `{arrival['digest']}` |" in card
+        assert f"| {arrival['task']} | `{Path(arrival['source']).name}` | {weight} | `{arrival['digest']}` |" in card
     assert "opcm" in card and "`alpha=0.25`" in card and f"mergeway {mw.__version__}" in card
     assert f"mergeway merge {s.base}" in card and "--set alpha=0.25" in card
     front = card.split("---")[1]
@@ -173,7 +173,7 @@ def test_model_card_of_an_export(stream, tmp_path, call):
     record = call("add", trunk, s.arrivals[0], "--task", "svhn", "--weight", 2, "--json").json()
     call("export", trunk, tmp_path / "out").ok()
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"| 1 | svhn | `{s.arrivals[0]}` | 2 | `{record['digest']}` |" in card
+    assert f"| 1 | svhn | `{s.arrivals[0].name}` | 2 | `{record['digest']}` |" in card
     assert f"mergeway export {trunk} {tmp_path / 'out'}" in card
 
 

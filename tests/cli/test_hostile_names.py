@@ -83,7 +83,7 @@ def test_a_forged_journal(stream, tmp_path, call):
         assert not re.search(r"[\x00-\x08\x1b\x7f-\x9f\u202e]", body) and "<img src=x" not in text
         assert "<script>alert(1)" not in text
         call("export", trunk, tmp_path / "out", "--force").ok()
-        check_card((tmp_path / "out" / "README.md").read_text(encoding="utf-8"), str(s.base))
+        check_card((tmp_path / "out" / "README.md").read_text(encoding="utf-8"), s.base.name)
 
 
 def check_card(card: str, base: str) -> None:

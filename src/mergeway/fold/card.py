@@ -52,7 +52,7 @@ def model_card(
     """A Hugging Face model card that names every ingredient by digest; `checks` are what the gate found of this model."""
     options = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in sorted(rule.options().items())) or "none"
     rows = "\n".join(
-        f"| {k} | {_cell(task)} | {_code(source)} | {weight:g} | {_code(digest)} |"
+        f"| {k} | {_cell(task)} | {_code(_place(source))} | {weight:g} | {_code(digest)} |"
         for k, (task, source, digest, weight) in enumerate(arrivals, 1)
     )
     block = f"\n```\n{printable(command)}\n```\n" if command else ""
@@ -63,7 +63,7 @@ def model_card(
 
 Made by mergeway {__version__} with the rule **{rule.name}** ({rule.title}; {rule.paper}), options: {options}.
 {block}
-Base: {_code(base.source)}, digest `{base_digest}`.
+Base: {_code(_place(base.source))}, digest `{base_digest}`.
 {notes}
 | k | task | arrival | weight | digest |
 |---|---|---|---|---|
@@ -71,6 +71,14 @@ Base: {_code(base.source)}, digest `{base_digest}`.
 {_found(checks)}
 A digest is the SHA-256 over the name, dtype, shape and bytes of every tensor, so it does not depend on how a checkpoint is sharded.
 """
+
+
+def _place(source: str) -> str:
+    """Where something is from, without the directories of somebody's disk; a checkpoint's own name says too little."""
+    path = Path(source)
+    if not path.is_absolute():
+        return source
+    return f"{path.parent.name}/{path.name}" if re.fullmatch(r"checkpoint-\d+", path.name) else path.name
 
 
 def _cell(text: str) -> str:
