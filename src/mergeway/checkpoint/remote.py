@@ -99,12 +99,12 @@ class _Remote:
         size = info.get("size")
         if not isinstance(size, int):
             raise CheckpointError(f"{self._url}: the store does not say how large {info['name']} is")
-        said = {name: str(info[name]) for name in (*_STAMPS, *_TIMES) if info.get(name) is not None}
+        stamps = {name: str(info[name]) for name in (*_STAMPS, *_TIMES) if info.get(name) is not None}
         # A store that says nothing of a file's content or change is asked for it every time.
         return (
             str(info["name"]),
             size,
-            _digest([self._url.partition("://")[0], info["name"], size, said or secrets.token_hex()]),
+            _digest([self._url.partition("://")[0], info["name"], size, stamps or secrets.token_hex()]),
         )
 
     def _download(self, address: str, size: int, out: Path) -> None:

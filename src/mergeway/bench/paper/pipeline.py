@@ -152,5 +152,5 @@ def ties_at_once(base: Mapping[str, Tensor], experts: Sequence[Mapping[str, Tens
 
 def settings_of(suite: Suite, seed: int) -> tuple[Training, Alignment]:
     """How the models of a suite are trained and aligned: the paper's numbers unless its suite.json says otherwise."""
-    said = {"seed": seed}
-    return recommended(suite, "training", Training, said), recommended(suite, "alignment", Alignment, said)
+    fixed = {"seed": seed}
+    return recommended(suite, "training", Training, fixed), recommended(suite, "alignment", Alignment, fixed)
