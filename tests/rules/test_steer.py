@@ -13,7 +13,7 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
-from mergeway.rules.start import line_search
+from mergeway.rules.start import line_search, takes_flat
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {
@@ -344,6 +344,20 @@ def test_all_samples_choose_what_to_fall_back_to(wanted, weights):
     assert (facts["fell_back"], facts["plain_flat"]) == (1.0, float(wanted == "flat"))
     *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), weights, _never_content(target))
     assert relative_error(updates_of(s.base, last.params), updates_of(s.base, target)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("flat", "mean", "samples", "wanted"),
+    [
+        (1.2, 1.0, 16, True),
+        (1.3, 1.0, 16, False),
+        (1.02, 1.0, 1024, True),
+        (1.04, 1.0, 1024, False),
+        (1.0, 0.99, 0, False),
+    ],
+)
+def test_few_samples_must_be_surer_that_the_mean_is_better(flat, mean, samples, wanted):
+    assert takes_flat(flat, mean, samples) == wanted
 
 
 def _never_content(target):

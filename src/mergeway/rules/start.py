@@ -83,7 +83,7 @@ class Plain(NamedTuple):
 
 
 def find_plain(flat: Directions, at: Fold, sums: Sums, spread: float, loss: Objective) -> Plain:
-    """The one with the lower loss. Neither was fitted, so every sample may judge."""
+    """The flat sum, unless samples tell that the mean is better. Neither was fitted, so every sample may judge."""
     base, total = sums.squares(flat.matrices)
     lengths = flat.gains(length_without_data(at.step, base, total, spread)) if spread else {}
     gains = {n: c if n in flat.matrices else torch.ones_like(c) for n, c in lengths.items()}
@@ -91,9 +91,14 @@ def find_plain(flat: Directions, at: Fold, sums: Sums, spread: float, loss: Obje
     def flattened() -> Params:
         return flat.added({**sums.given.base}, gains)
 
-    glance = glance_at(loss)
-    is_flat = bool(flat.matrices) and glance(flattened()) < glance(sums.mean())
+    glance, samples = glance_at(loss), sum(len(task) for task in loss.tasks)
+    is_flat = bool(flat.matrices) and takes_flat(glance(flattened()), glance(sums.mean()), samples)
     return Plain(flattened if is_flat else sums.mean, is_flat)
+
+
+def takes_flat(flat: float, mean: float, samples: int) -> bool:
+    """Whether the loss of the mean is no lower than by the one part in √n that n samples cannot tell; a function can tell all."""
+    return flat <= mean * (1 + (1 / math.sqrt(samples) if samples else 0.0))
 
 
 def find_start(which: str, flat: Directions, at: Fold, sums: Sums, loss: Objective) -> Start:

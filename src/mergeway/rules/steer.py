@@ -25,7 +25,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
 
     A fifth of the samples is held back for the first half of the steps. A fold that is then better on it than the plain merge
     goes on with all samples, any other without it; one that ends worse as well deploys that merge and carries nothing. Plain is
-    the mean of the updates or `iso` with `scaling=auto`, whichever has the lower loss.
+    `iso` with `scaling=auto`, or the mean of the updates where n samples can tell that it is better: by one part in √n.
     """
 
     name = "steer"
