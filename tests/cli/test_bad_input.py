@@ -370,7 +370,10 @@ TRUNKS: dict[str, Case] = {
     "rollback-missing": (lambda b: ["rollback", b.trunk, 9], "no step 9; the last is 4"),
     "rollback-negative": (lambda b: ["rollback", b.trunk, "--", "-1"], "no step -1"),
     "rollback-unkept": (lambda b: ["rollback", b.trunk, 1], "no longer kept; there are those of 0, 3, 4"),
-    "rollback-a-word": (lambda b: ["rollback", b.trunk, "yesterday"], "neither the number of a step nor a tag"),
+    "rollback-a-word": (
+        lambda b: ["rollback", b.trunk, "yesterday"],
+        "neither the number of a step nor a tag; the trunk has no tags",
+    ),
     "show-missing": (lambda b: ["show", b.trunk, 5], "no step 5"),
     "remove-unknown": (
         lambda b: ["remove", b.trunk, "seven", "--from", b.arrival],

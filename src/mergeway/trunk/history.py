@@ -50,7 +50,8 @@ class History:
             return int(step)
         tags = self.tags()
         if step not in tags:
-            raise OptionError(f"{self.path}: '{step}' is neither the number of a step nor a tag; {suggest(step, tags)}")
+            known = suggest(step, tags) if tags else "the trunk has no tags"
+            raise OptionError(f"{self.path}: '{step}' is neither the number of a step nor a tag; {known}")
         return tags[step]
 
     def folded(self, step: Step | None = None, newest: int | None = None) -> list[Folded]:
