@@ -84,8 +84,8 @@ class Oracle:
         moved = [np.concatenate([d.ravel() for d in delta.values()]) for delta in self.deltas]
         return np.mean([np.sqrt((m[m != 0] ** 2).mean()) for m in moved])
 
-    def add(self, delta, weight, best=None, fell_back=None, mean=False):
-        """The deployed model after this arrival; `fell_back` says to what, `mean` or `flat`."""
+    def add(self, delta, weight, best=None, fell_back=None, mean=False, share=1.0):
+        """The deployed model after this arrival; `fell_back` says to what, `mean` or `flat`, `share` how much of the rates is taken."""
         self.deltas.append(delta)
         self.weights.append(weight)
         k = len(self.deltas)
@@ -104,7 +104,7 @@ class Oracle:
             else:
                 self.mean[name] = s / k
         self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
-        self.end = self.taught(min(self.steps * k, self.most))
+        self.end = self.taught(min(self.steps * k, self.most), share)
         if fell_back:
             self.carried = {n: np.zeros_like(b) for n, b in self.base.items()}
             return {n: b + self.plain(n, fell_back, over) for n, b in self.base.items()}
@@ -131,7 +131,7 @@ class Oracle:
             return (u * gains) @ vt
         return gains * self.mean[name] if name in self.mean else 0.0
 
-    def taught(self, steps):
+    def taught(self, steps, share):
         moving = [*self.factors, *self.mean]
         gains = {n: Adam(np.zeros(len(self.factors[n][1]) if n in self.factors else 1)) for n in moving}
         weights = {n: Adam(np.zeros_like(self.base[n])) for n in moving}
@@ -141,7 +141,7 @@ class Oracle:
             return self.start | moved
 
         for t in range(steps):
-            decay = min(1.0, (t + 1) / max(8.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
+            decay = share * min(1.0, (t + 1) / max(8.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
             for name, g in self.gradient(model()).items():
                 if name in self.factors:
                     u, vt = self.factors[name]
@@ -186,7 +186,7 @@ def compare(s, weights, options, objective=None):
         mean = bool(facts.get("from_mean"))
         best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
         fell_back = ("flat" if facts["plain_flat"] else "mean") if facts.get("fell_back") else None
-        expected = oracle.add(delta, weight, best, fell_back, mean)
+        expected = oracle.add(delta, weight, best, fell_back, mean, facts.get("share", 1.0))
         assert facts["update"] == pytest.approx(oracle.update, rel=1e-9)
         wanted = {n: expected[n] - oracle.base[n] for n in expected}
         assert relative_error(updates_of(s.base, step.params), wanted) < 1e-6
@@ -307,7 +307,9 @@ def test_what_is_held_back_is_fitted_in_the_second_half():
 def test_a_fold_that_is_worse_half_way_is_judged_again_at_its_end():
     s = make_stream(24, count=2, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
-    values = iter([1.0, 1.5, 0.5])
+    values = iter(
+        [1.0, 5.0, 4.0, 1.5, 0.5]
+    )  # plain, then the newest task before and after, then all half way and at the end
     objective = Disagreeing(torch_loss, lambda params: torch.tensor(next(values)), {2})
     facts = compare(s, [1.0] * 2, OPTIONS, objective)[-1]
     assert (facts["fell_back"], facts["held_plain"], facts["held_end"]) == (0.0, 1.0, 0.5)
@@ -331,6 +333,29 @@ def test_a_fold_that_ends_worse_on_what_was_held_back_deploys_the_mean(carry, fo
     for f in facts[1:]:
         assert (f["held_end"] > f["held_plain"]) == bool(f["fell_back"])
         assert f["scale"] == pytest.approx(options["shrink"] * f["flat"])
+
+
+@pytest.mark.parametrize(
+    ("looks", "share", "halves"),
+    [
+        ([9.0, 5.0, 4.0, 3.0], 1.0, 2),  # plain, the newest task before and after, then all
+        ([9.0, 5.0, 6.0, 4.0, 3.0], 1 / 3, 3),
+        ([9.0, 5.0, 6.0, math.nan, 5.0, 3.0], 1 / 9, 4),
+        ([9.0, 5.0, 6.0, 5.5, 5.1, 8.0], 0.0, 3),
+    ],
+    ids=["at once", "at a third", "at a ninth", "never"],
+)
+def test_what_is_learned_by_heart_is_taught_again_at_lower_rates(looks, share, halves):
+    """Where nothing helps the start is deployed; the next fold begins its tries one above those of the last."""
+    s = make_stream(26, count=4, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
+    values = iter(looks)
+    objective = Disagreeing(torch_loss, lambda params: torch.tensor(next(values)), {3})
+    facts = compare(s, [1.0] * 4, OPTIONS | {"steps": 4, "most": 40}, objective)
+    assert [f["fell_back"] for f in facts[1:]] == [0.0] * 3
+    assert (facts[1]["share"], facts[3]["share"]) == (1.0, pytest.approx(min(1.0, 3 * max(share, 1 / 9))))
+    assert facts[2]["share"] == pytest.approx(share) and facts[2]["gradients"] == halves * 6
+    assert next(values, None) is None
 
 
 @pytest.mark.parametrize("wanted", ["flat", "mean"])
@@ -381,7 +406,7 @@ def test_a_real_disagreement_falls_back_to_the_mean():
 def test_a_loss_that_is_no_number_on_what_was_held_back_falls_back():
     s = make_stream(18, count=2, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
-    values = iter([torch.tensor(1.0), torch.tensor(math.nan), torch.tensor(math.nan)])
+    values = itertools.chain([torch.tensor(1.0)], itertools.repeat(torch.tensor(math.nan)))
     facts = compare(s, [1.0] * 2, OPTIONS, Disagreeing(torch_loss, lambda params: next(values), {2}))
     assert facts[-1]["fell_back"] == 1.0
 

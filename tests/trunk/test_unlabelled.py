@@ -256,24 +256,45 @@ def test_by_default_a_small_memory_has_many_copies(vision, bare, tmp_path):
 # --- falling back -----------------------------------------------------------------------------------------------------
 
 
+def notes_of(call, trunk, added) -> list[str]:
+    """What `add`, `log` and `show` say of a fold that was not taught as it should be."""
+    outs = (added, call("log", trunk).ok().out, call("show", trunk).ok().out)
+    return [line for out in outs for line in out.splitlines() if "fell back" in line or "not taught" in line]
+
+
+def judged_by(monkeypatch, judge):
+    split = SampleObjective.split
+    monkeypatch.setattr(SampleObjective, "split", lambda self: (split(self)[0], FunctionObjective(judge)))
+
+
 def test_a_fold_that_fell_back_says_so(vision, bare, tmp_path, call, monkeypatch):
     """Held-back samples that like every model less than the one before."""
     looks = iter(range(1, 100))
-    split = SampleObjective.split
-    judge = FunctionObjective(lambda params: torch.tensor(0.5 * next(looks)))
-    monkeypatch.setattr(SampleObjective, "split", lambda self: (split(self)[0], judge))
+    judged_by(monkeypatch, lambda params: torch.tensor(0.5 * next(looks)))
     trunk = start(tmp_path / "trunk", vision, "steer").path
     ants, bees, _ = vision.tasks
-    assert "fell back" not in call("add", trunk, *words(bare, ants)).ok().out
+    assert not notes_of(call, trunk, call("add", trunk, *words(bare, ants)).ok().out)
     added = call("add", trunk, *words(bare, bees)).ok().out
     facts = call("show", trunk, "--json").json()["details"]["facts"]
-    assert facts["fell_back"] == 1.0 and facts["held_end"] > facts["held_plain"]
-    for out in (added, call("log", trunk).ok().out, call("show", trunk).ok().out):
-        [line] = [line for line in out.splitlines() if "fell back" in line]
-        assert (
-            "fell back to the mean of the updates: its loss on held-back samples is 0.5, that of the taught model 1.5"
-            in line
-        )
+    assert facts["fell_back"] == 1.0 and (facts["held_plain"], facts["held_end"]) == (0.5, 3.0)
+    plain = "the flat sum (iso, scaling=auto)" if facts["plain_flat"] else "the mean"
+    found = notes_of(call, trunk, added)
+    assert len(found) == 3
+    wanted = f"fell back to {plain} of the updates: its loss on held-back samples is 0.5, that of the taught model 3"
+    assert all(wanted in line for line in found)
+
+
+def test_a_fold_that_was_not_taught_says_so(vision, bare, tmp_path, call, monkeypatch):
+    """Held-back samples that like the plain merge least, and the start most."""
+    values = iter([9.0, 1.0, 2.0, 2.0, 2.0, 1.0])
+    judged_by(monkeypatch, lambda params: torch.tensor(next(values)))
+    trunk = start(tmp_path / "trunk", vision, "steer").path
+    ants, bees, _ = vision.tasks
+    call("add", trunk, *words(bare, ants)).ok()
+    found = notes_of(call, trunk, call("add", trunk, *words(bare, bees)).ok().out)
+    assert len(found) == 3 and all(
+        "not taught: held-back samples of 'bees' got worse at every rate" in n for n in found
+    )
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

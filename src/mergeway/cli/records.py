@@ -110,6 +110,13 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
     facts = record.details.get("facts", {})
     if record.kind == "add" and facts.get("fell_back"):
         lines.append(("note", _falling_back(facts)))
+    elif record.kind == "add" and facts.get("share") == 0:
+        lines.append(
+            (
+                "note",
+                f"not taught: held-back samples of '{record.task}' got worse at every rate, so the start is deployed",
+            )
+        )
     if record.details.get("asked", {}).get("told_apart", 1.0) < LITTLE:
         lines.append(("note", _unlike(record)))
     return lines

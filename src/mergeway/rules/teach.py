@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import cos, pi
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +15,8 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.rules.directions import Directions
 from mergeway.rules.rule import Params
 
+TRIES = 3  # at the rates, at a third and at a ninth of them
+LOWER = 3.0
 WARM_UP = 0.05  # share of the steps in which the rates rise
 LEAST_WARM_UP = 8  # steps: Adam's first ones move every weight by the whole rate
 
@@ -62,6 +67,50 @@ class Lesson:
     def end(self) -> Params:
         """The model as it was taught."""
         return {n: t.detach() for n, t in self.model.items()}
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a model is taught: in which directions, in how many steps of how many samples, and at which rates at the most."""
+
+    directions: Directions
+    steps: int
+    batch: int
+    rate: float
+    weight_rate: float
+    progress: Progress = SILENT
+
+    def first_half(
+        self, begin: Callable[[], Params], fit: Objective, unseen: Callable[[Params], float], share: float
+    ) -> Half:
+        """Half of the steps on `fit`, at the highest share of the rates at which the loss on what it does not see falls.
+
+        What learns samples by heart at one rate may learn from them at a lower one.
+        """
+        before, spent, tries = unseen(begin()), 0, 0
+        while True:
+            rates = share * self.rate, share * self.weight_rate
+            lesson = Lesson(begin(), self.directions, self.steps, *rates, self.progress)
+            lesson.attend(fit, self.steps - self.steps // 2, self.batch)
+            spent, tries = spent + len(lesson.losses), tries + 1
+            helped = unseen(lesson.model) <= before
+            if helped or tries == TRIES:
+                return Half(lesson, helped, share, spent)
+            share /= LOWER
+
+
+class Half(NamedTuple):
+    """A lesson after its first half, whether it helped, at which share of the rates, and how many steps were spent on all tries."""
+
+    lesson: Lesson
+    helped: bool
+    share: float
+    spent: int
+
+
+def next_share(facts: Mapping[str, float]) -> float:
+    """Where the search for a share begins: one try above that of the fold before, of all rates in the first."""
+    return min(1.0, LOWER * max(facts.get("share", 1.0), LOWER ** (1 - TRIES)))
 
 
 def share_of_gradient(batch: int, objective: Objective) -> float:
