@@ -75,16 +75,14 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
     return glance
 
 
-def newest_of(loss: Objective) -> Callable[[Params], float]:
-    """The loss of the task that came last, without gradients; a function of your own knows no tasks, and is taken whole."""
-    if not loss.tasks:
-        return glance_at(loss)
+def looks_at(loss: Objective) -> list[Callable[[Params], float]]:
+    """The loss of the task that came last, and that of all; a function of your own knows no tasks, and is looked at whole."""
 
-    def look(params: Params) -> float:
+    def newest(params: Params) -> float:
         with torch.no_grad():
             return loss.accumulate_task(params, loss.tasks[-1])
 
-    return look
+    return [*([newest] if loss.tasks else []), glance_at(loss)]
 
 
 class Plain(NamedTuple):

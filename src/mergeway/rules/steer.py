@@ -7,7 +7,7 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.start import Sums, find_plain, find_start, glance_at, newest_of, sizes_of_updates
+from mergeway.rules.start import Sums, find_plain, find_start, glance_at, looks_at, sizes_of_updates
 from mergeway.rules.teach import Course, next_share, share_of_gradient
 
 
@@ -22,8 +22,8 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
     R_k = `carry`·(R_{k−1} + taught).
 
-    A fifth of the samples is held back for the first half of the steps. If that of the newest task does not gain, the half is taken
-    again at a third and a ninth of the rates; if it never gains, the start is deployed. Else, if the whole fifth is better off
+    A fifth of the samples is held back for the first half of the steps. If neither the newest task's nor all of it gains, the half is
+    taken again at a third and a ninth of the rates; if it never gains, the start is deployed. Else, if the whole fifth is better off
     than with the plain merge, the second half sees all samples; one that ends worse deploys that merge and carries nothing. Plain
     is `iso` with `scaling=auto`, or the mean of the updates where n samples tell that it is better: by one part in √n.
     """
@@ -71,7 +71,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
 
         steps = self._steps(at.step, found.loss)
         course = Course(directions, steps, self.batch, self.rate, self.weight_rate * facts["update"], given.progress)
-        lesson, helped, share, spent = course.first_half(begin, fit, newest_of(judge), next_share(at.facts))
+        lesson, helped, share, spent = course.first_half(begin, fit, looks_at(judge), next_share(at.facts))
         held_end = glance(lesson.model if helped else begin())
         if helped:
             lesson.attend(given.objective if held_end <= held_plain else fit, steps // 2, self.batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import NamedTuple
@@ -81,19 +81,19 @@ class Course:
     progress: Progress = SILENT
 
     def first_half(
-        self, begin: Callable[[], Params], fit: Objective, unseen: Callable[[Params], float], share: float
+        self, begin: Callable[[], Params], fit: Objective, unseen: Sequence[Callable[[Params], float]], share: float
     ) -> Half:
-        """Half of the steps on `fit`, at the highest share of the rates at which the loss on what it does not see falls.
+        """Half of the steps on `fit`, at the highest share of the rates at which one of the losses on what it does not see falls.
 
         What learns samples by heart at one rate may learn from them at a lower one.
         """
-        before, spent, tries = unseen(begin()), 0, 0
+        before, spent, tries = [look(begin()) for look in unseen], 0, 0
         while True:
             rates = share * self.rate, share * self.weight_rate
             lesson = Lesson(begin(), self.directions, self.steps, *rates, self.progress)
             lesson.attend(fit, self.steps - self.steps // 2, self.batch)
             spent, tries = spent + len(lesson.losses), tries + 1
-            helped = unseen(lesson.model) <= before
+            helped = any(look(lesson.model) <= start for look, start in zip(unseen, before, strict=True))
             if helped or tries == TRIES:
                 return Half(lesson, helped, share, spent)
             share /= LOWER
