@@ -13,7 +13,7 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
-from mergeway.rules.start import line_search, takes_flat
+from mergeway.rules.start import line_search, looks_at, takes_flat
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {
@@ -335,13 +335,20 @@ def test_a_fold_that_ends_worse_on_what_was_held_back_deploys_the_mean(carry, fo
         assert f["scale"] == pytest.approx(options["shrink"] * f["flat"])
 
 
+@pytest.mark.parametrize(("held", "looks"), [([50, 7], 0), ([1, 8], 2), ([], 1)])
+def test_a_few_samples_do_not_choose_the_rates(held, looks):
+    judge = FunctionObjective(lambda params: torch.tensor(1.0))
+    judge.tasks = [range(count) for count in held]
+    assert len(looks_at(judge)) == looks
+
+
 @pytest.mark.parametrize(
     ("looks", "share", "halves"),
     [
         ([9.0, 5.0, 4.0, 3.0], 1.0, 2),  # plain, the newest task before and after, then all
         ([9.0, 5.0, 6.0, 4.0, 3.0], 1 / 3, 3),
         ([9.0, 5.0, 6.0, math.nan, 5.0, 3.0], 1 / 9, 4),
-        ([9.0, 5.0, 6.0, 5.5, 5.1, 8.0], 0.0, 3),
+        ([9.0, 5.0, 6.0, 5.5, 5.1, 8.0, 8.0], 0.0, 3),  # at last the newest task under the plain merge and at the start
     ],
     ids=["at once", "at a third", "at a ninth", "never"],
 )

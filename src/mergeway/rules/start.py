@@ -16,6 +16,7 @@ from mergeway.rules.directions import Directions
 from mergeway.rules.iso import length_without_data
 from mergeway.rules.rule import Fold, Incoming, Params
 
+ENOUGH = 8  # samples of a task that can tell whether another rate would be better
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 
 
@@ -76,7 +77,12 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
 
 
 def looks_at(loss: Objective) -> list[Callable[[Params], float]]:
-    """The loss of the task that came last, and that of all; a function of your own knows no tasks, and is looked at whole."""
+    """The loss of the task that came last, and that of all; a function of your own knows no tasks, and is looked at whole.
+
+    None where the newest task has too few samples to tell anything: then the others, which have been taught before, would decide.
+    """
+    if loss.tasks and len(loss.tasks[-1]) < ENOUGH:
+        return []
 
     def newest(params: Params) -> float:
         with torch.no_grad():

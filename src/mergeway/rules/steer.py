@@ -23,7 +23,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     R_k = `carry`·(R_{k−1} + taught).
 
     A fifth of the samples is held back for the first half of the steps. If neither the newest task's nor all of it gains, the half is
-    taken again at a third and a ninth of the rates; if it never gains, the start is deployed. Else, if the whole fifth is better off
+    taken again at a third and a ninth of the rates; if it never gains, the start or the plain merge is deployed. Else, if the whole fifth is better off
     than with the plain merge, the second half sees all samples; one that ends worse deploys that merge and carries nothing. Plain
     is `iso` with `scaling=auto`, or the mean of the updates where n samples tell that it is better: by one part in √n.
     """
@@ -71,11 +71,13 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
 
         steps = self._steps(at.step, found.loss)
         course = Course(directions, steps, self.batch, self.rate, self.weight_rate * facts["update"], given.progress)
-        lesson, helped, share, spent = course.first_half(begin, fit, looks_at(judge), next_share(at.facts))
-        held_end = glance(lesson.model if helped else begin())
+        lesson, helped, share, spent = course.first_half(begin, fit, unseen := looks_at(judge), next_share(at.facts))
         if helped:
+            held_end = glance(lesson.model)
             lesson.attend(given.objective if held_end <= held_plain else fit, steps // 2, self.batch)
             held_end = held_end if held_end <= held_plain else glance(lesson.model)
+        else:
+            held_plain, held_end = (unseen[0](model) for model in (plain.model(), begin()))
         gradients = (spent + helped * (steps // 2)) * share_of_gradient(self.batch, given.objective)
         facts |= found.facts | {"scale": scale, "steps": steps, "gradients": gradients, "share": helped * share}
         facts |= {"held_plain": held_plain, "held_end": held_end, "plain_flat": float(plain.is_flat)}

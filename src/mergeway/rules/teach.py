@@ -93,7 +93,7 @@ class Course:
             lesson = Lesson(begin(), self.directions, self.steps, *rates, self.progress)
             lesson.attend(fit, self.steps - self.steps // 2, self.batch)
             spent, tries = spent + len(lesson.losses), tries + 1
-            helped = any(look(lesson.model) <= start for look, start in zip(unseen, before, strict=True))
+            helped = not unseen or any(look(lesson.model) <= b for look, b in zip(unseen, before, strict=True))
             if helped or tries == TRIES:
                 return Half(lesson, helped, share, spent)
             share /= LOWER
