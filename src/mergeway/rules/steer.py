@@ -22,10 +22,10 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
     R_k = `carry`·(R_{k−1} + taught).
 
-    A fifth of the samples is held back for the first half of the steps. If neither the newest task's nor all of it gains, the half is
-    taken again at a third and a ninth of the rates; if it never gains, the start or the plain merge is deployed. Else, if the whole fifth is better off
-    than with the plain merge, the second half sees all samples; one that ends worse deploys that merge and carries nothing. Plain
-    is `iso` with `scaling=auto`, or the mean of the updates where n samples tell that it is better: by one part in √n.
+    A fifth of the samples is held back for the first half of the steps. If neither the newest task's nor all of it gains, the half
+    is taken again at a third and a ninth of the rates; if it never gains, the start or the plain merge is deployed. Else, if the
+    whole fifth is better off than with the plain merge, the second half sees all samples; a fold that ends worse deploys that merge
+    and carries nothing. Plain is `iso` with `scaling=auto`, or the mean where n samples tell that it is better: by one part in √n.
     """
 
     name = "steer"

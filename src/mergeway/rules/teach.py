@@ -96,6 +96,7 @@ class Course:
             helped = not unseen or any(look(lesson.model) <= b for look, b in zip(unseen, before, strict=True))
             if helped or tries == TRIES:
                 return Half(lesson, helped, share, spent)
+            del lesson  # its model, gradients and moments, before there are others
             share /= LOWER
 
 
