@@ -13,7 +13,8 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
-from mergeway.rules.start import line_search, looks_at, takes_flat
+from mergeway.rules.steer.looks import looks_at
+from mergeway.rules.steer.start import line_search, takes_flat
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {

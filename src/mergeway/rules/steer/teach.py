@@ -12,8 +12,8 @@ import torch
 from mergeway.calibration.batches import rows_in_a_batch
 from mergeway.calibration.objective import Objective
 from mergeway.core.progress import SILENT, Progress
-from mergeway.rules.directions import Directions
 from mergeway.rules.rule import Params
+from mergeway.rules.steer.directions import Directions
 
 TRIES = 3  # at the rates, at a third and at a ninth of them
 LOWER = 3.0

@@ -7,8 +7,10 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.start import Sums, find_plain, find_start, glance_at, looks_at, sizes_of_updates
-from mergeway.rules.teach import Course, next_share, share_of_gradient
+from mergeway.rules.steer.looks import glance_at, looks_at
+from mergeway.rules.steer.start import find_plain, find_start
+from mergeway.rules.steer.sums import Sums, sizes_of_updates
+from mergeway.rules.steer.teach import Course, next_share, share_of_gradient
 
 
 @dataclass(frozen=True)

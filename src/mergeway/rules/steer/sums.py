@@ -1,0 +1,68 @@
+"""What a fold of `steer` adds up: the sum of the updates, their mean, what is carried on, and how far arrivals moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mergeway.core.linalg import squared_norm
+from mergeway.rules.rule import Fold, Incoming, Params
+from mergeway.rules.steer.directions import Directions
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a fold adds up. It is read and added anew each time: what is not kept takes no memory while the model is taught."""
+
+    at: Fold
+    given: Incoming
+
+    def total(self) -> Iterator[tuple[str, Tensor]]:
+        """Σ w_i δ_i, the new arrival among them."""
+        before = self.given.state.get("sum")
+        for n, b in self.given.base.items():
+            delta = self.at.weight * (self.given.arrival[n] - b)
+            yield n, delta if before is None else before[n] + delta
+
+    def mean(self) -> Params:
+        """The base with the mean of the updates."""
+        return {n: self.given.base[n] + s / (self.at.step * self.at.mean_weight) for n, s in self.total()}
+
+    def ground(self) -> Params:
+        """The base with what is carried on from earlier folds."""
+        carried = self.given.state["carried"]
+        return {n: b + carried[n] for n, b in self.given.base.items()}
+
+    def zeros(self) -> Params:
+        return {n: torch.zeros_like(b) for n, b in self.given.base.items()}
+
+    def directions(self, sees_matrix: Callable[[str, tuple[int, ...]], bool]) -> Directions:
+        """Those of S = k·Σ w_i δ_i / W_k, under a flat spectrum."""
+        return Directions.of_sum(((n, s / self.at.mean_weight) for n, s in self.total()), self.at.step, sees_matrix)
+
+    def squares(self, matrices: Collection[str]) -> tuple[float, float]:
+        """‖ψ_0‖² and ‖Σ w_i δ_i‖² over these tensors."""
+        base = math.fsum(squared_norm(self.given.base[n]) for n in matrices)
+        return base, math.fsum(squared_norm(s) for n, s in self.total() if n in matrices)
+
+
+def sizes_of_updates(
+    at: Fold, given: Incoming, sees_matrix: Callable[[str, tuple[int, ...]], bool]
+) -> dict[str, float]:
+    """`update`: the mean over the arrivals so far of the root mean square of what each one moved. `spread`: Σ w_i‖δ_i‖², linear weights."""
+    squares, spread, count = list[float](), list[float](), 0
+    for n, b in given.base.items():
+        moved = (given.arrival[n] - b).double()
+        squares.append(squared_norm(moved))
+        spread.extend(squares[-1:] if sees_matrix(n, tuple(b.shape)) else [])
+        count += int(moved.count_nonzero())
+    new = math.sqrt(math.fsum(squares) / count) if count else 0.0
+    before = at.facts.get("update", 0.0)
+    return {
+        "update": before + (new - before) / at.step,
+        "spread": at.facts.get("spread", 0.0) + at.weight * math.fsum(spread),
+    }
