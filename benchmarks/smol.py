@@ -1,9 +1,10 @@
 """mergeway beside mergekit on SmolLM2 and its four adapters: wall, CPU, private memory, and how often each result answers right.
 
 The suite `smol` must have been built (`mergeway suites build smol`). mergekit takes whole models, so every adapter is folded into the
-base first; both programs get the same five directories, and both results are judged by `mergeway evaluate`.
+base first; both programs get the same five directories, and both results are judged by `mergeway evaluate`. Every command runs once,
+watched for its memory, so `--runs` changes nothing here.
 
-    python benchmarks/smol.py [--suite DIR] [--data DIR] [--runs 1] [--threads N] [--mergekit PATH] [--rules average ...]
+    python benchmarks/smol.py [--suite DIR] [--data DIR] [--threads N] [--mergekit PATH] [--rules average ...]
 """
 
 from __future__ import annotations
