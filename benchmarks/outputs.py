@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +24,23 @@ def read_output(out: Path) -> dict[str, Tensor]:
     return torch.load(last) if last.suffix == ".pth" else load_file(last / "model.safetensors")
 
 
+class Difference(NamedTuple):
+    """‖our update − their update‖ / ‖their update‖, and what is left of it when their update may have another length."""
+
+    whole: float
+    direction: float
+
+
 def difference(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], base: dict[str, Tensor], without: Collection[str] = ()
-) -> float:
-    """‖our update − their update‖ / ‖their update‖."""
-    names = [name for name in base if name not in without]
-    gap = sum(float((ours[n] - theirs[n]).double().norm()) ** 2 for n in names)
-    return (gap / sum(float((theirs[n] - base[n]).double().norm()) ** 2 for n in names)) ** 0.5
+) -> Difference:
+    """How far the two updates are apart."""
+    gap = own = peer = along = 0.0
+    for n in base:
+        if n not in without:
+            origin, a, b = (model[n].double() for model in (base, ours, theirs))
+            gap += float((a - b).norm()) ** 2
+            own += float((a - origin).norm()) ** 2
+            peer += float((b - origin).norm()) ** 2
+            along += float(((a - origin) * (b - origin)).sum())
+    return Difference((gap / peer) ** 0.5, (max(0.0, own - along**2 / peer) / peer) ** 0.5)

@@ -68,7 +68,7 @@ def compare(
     def look(name: str, out: Path, _: str) -> None:
         result = read_output(out)
         forgotten = FORGOTTEN if (rule, name) == ("opcm", "FusionBench") else ()
-        gap[name] = difference(ours, result, origin, forgotten) if ours else None
+        gap[name] = difference(ours, result, origin, forgotten).whole if ours else None
         if not ours:
             ours.update(result)
 

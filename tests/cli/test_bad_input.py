@@ -409,7 +409,7 @@ TRUNKS: dict[str, Case] = {
     "settings-not-json": (lambda b: ["add", b.edit("trunk.json", lambda t: t[:-9]), b.other], "trunk.json"),
     "settings-a-list": (lambda b: ["log", b.edit("trunk.json", lambda t: "[]")], "trunk.json"),
     "settings-of-tomorrow": (
-        lambda b: ["add", b.edit("trunk.json", lambda t: t.replace('"format": 2', '"format": 9')), b.other],
+        lambda b: ["add", b.edit("trunk.json", lambda t: t.replace('"format": 3', '"format": 9')), b.other],
         "format 9",
     ),
     "settings-without-rule": (

@@ -226,8 +226,8 @@ def test_a_tensor_is_digested_once(stream, tmp_path, monkeypatch):
     made = mw.Trunk.create(tmp_path / "trunk", s.base, "average")
     made.add(s.arrivals[0])
     seen = []
-    original = snapshot.sha256_of
-    monkeypatch.setattr(snapshot, "sha256_of", lambda tensor: (seen.append(tensor.shape), original(tensor))[1])
+    original = snapshot.digest_tensor
+    monkeypatch.setattr(snapshot, "digest_tensor", lambda tensor: (seen.append(tensor.shape), original(tensor))[1])
     deployed = made.deployed()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(deployed.read, list(deployed.infos) * 20))

@@ -41,12 +41,13 @@ READER = """
 import json, sys, torch
 torch.set_num_threads(1)
 import mergeway as mw
-from mergeway.checkpoint.inspect import combine_digests, sha256_of
+from mergeway.checkpoint.inspect import combine_digests
+from mergeway.core.tensors import digest_tensor
 trunk, looks, steps = mw.Trunk.open(sys.argv[1], threads=1), 0, set()
 print("ready", flush=True)
 for line in sys.stdin:
     deployed = trunk.deployed()
-    found = combine_digests({n: sha256_of(deployed.read(n)) for n in deployed.infos}, deployed.infos)
+    found = combine_digests({n: digest_tensor(deployed.read(n)) for n in deployed.infos}, deployed.infos)
     results = [r.result for r in trunk.log()]
     assert found in results, found
     looks += 1

@@ -519,7 +519,7 @@ def test_a_moved_trunk_still_works(trunk, call, tmp_path):
 def test_wrong_format_version(trunk, call):
     path, s = trunk
     settings = path / "trunk.json"
-    settings.write_text(settings.read_text().replace('"format": 2', '"format": 3'))
+    settings.write_text(settings.read_text().replace('"format": 3', '"format": 4'))
     before = listing(path)
     for words in (["add", path, s.arrivals[0]], ["log", path], ["verify", path]):
         assert "format 3" in refuse_and_leave_unharmed(path, call(*words), before)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mergeway.checkpoint.lora import LoraCheckpoint
 from mergeway.checkpoint.source import Checkpoint, spell_dtype
 from mergeway.core.ranks import team
-from mergeway.core.tensors import BLOCK, TensorInfo, is_embedding
+from mergeway.core.tensors import BLOCK, TensorInfo, as_bytes, begin_digest, is_embedding
 from mergeway.errors import CheckpointError
 
 SHOWN = 5  # how many tensors of a kind an error names
@@ -61,7 +61,7 @@ class Inspection:
         return self._known[name]
 
     def _digest(self, name: str, tensor: Tensor) -> str:
-        digest, finite = hashlib.sha256(), True
+        digest, finite = begin_digest(), True
         for block in _blocks(tensor):
             digest.update(as_bytes(block))
             finite = finite and (not self._own.infos[name].merges or is_finite(block))
@@ -103,16 +103,6 @@ def inspect_checkpoint(
     seen = Inspection(checkpoint)
     seen.complete(pool, progress)
     return seen
-
-
-def sha256_of(tensor: Tensor) -> str:
-    """The SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(as_bytes(tensor)).hexdigest()
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def combine_digests(tensors: Mapping[str, str], infos: Mapping[str, TensorInfo], extra: str = "") -> str:

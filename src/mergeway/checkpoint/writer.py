@@ -19,12 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mergeway.checkpoint.inspect import as_bytes
 from mergeway.checkpoint.mapped import one_line
 from mergeway.checkpoint.source import INDEX, spell_dtype
 from mergeway.core.files import begin_flush, write_text, writing
 from mergeway.core.ranks import team
-from mergeway.core.tensors import TensorInfo
+from mergeway.core.tensors import TensorInfo, as_bytes, begin_digest
 from mergeway.errors import CheckpointError, OptionError
 
 DEFAULT_SHARD = 5 * 10**9
@@ -70,7 +69,7 @@ class FileWriter:
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
         self._infos = dict(infos)
-        self._hashes = {name: hashlib.sha256() for name in infos} if digests else {}
+        self._hashes = {name: begin_digest() for name in infos} if digests else {}
         self._passed = dict.fromkeys(infos, 0)  # how many bytes came here in order, and so went into the digest
         # Where the bytes begin and end that no flush has begun with.
         self._pending: dict[str, tuple[int, int]] = dict.fromkeys(infos, (0, 0))
@@ -137,7 +136,7 @@ class FileWriter:
         return {name: found[name] for name in self._infos}
 
     def _read_digest(self, name: str) -> str:
-        digest, at = hashlib.sha256(), len(self._head) + self._offsets[name]
+        digest, at = begin_digest(), len(self._head) + self._offsets[name]
         end = at + self._infos[name].nbytes
         with writing(self.path):
             while at < end:
@@ -173,7 +172,7 @@ class ModelWriter:
         self._files[name].write(name, start, block)
 
     def finish(self) -> dict[str, dict[str, str]]:
-        """The digests of every file: file name -> ('' for its header or a whole small file, or tensor name) -> SHA-256."""
+        """The digests of every file: file name -> ('' for its header or a whole small file, or tensor name) -> its digest."""
         return self._index | {w.path.name: w.finish() for w in dict.fromkeys(self._files.values())}
 
 

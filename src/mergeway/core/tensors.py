@@ -1,4 +1,4 @@
-"""Named parameters: which dtypes merge, which tensors are linear weights, and how a large one is cut into blocks."""
+"""Named parameters: which dtypes merge, which tensors are linear weights, how a large one is cut into blocks, and its digest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import prod
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from mergeway.errors import OptionError, suggest
@@ -104,3 +105,18 @@ def parts(name: str, shape: tuple[int, ...], matrix: bool) -> Iterator[Part]:
         return
     for start in range(0, numel, BLOCK):
         yield Part(name, start, min(start + BLOCK, numel))
+
+
+def begin_digest() -> blake3:
+    """The digest of a tensor that comes block by block: BLAKE3, three times as fast as SHA-256, which is for all that is short."""
+    return blake3()
+
+
+def digest_tensor(tensor: Tensor) -> str:
+    """The BLAKE3 of a tensor's bytes."""
+    return blake3(as_bytes(tensor)).hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, not copied."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

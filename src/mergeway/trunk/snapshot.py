@@ -16,11 +16,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mergeway.checkpoint.inspect import sha256_of
 from mergeway.checkpoint.source import SafetensorsFiles
 from mergeway.core.files import contents, copy_file, reading, regular, writing
 from mergeway.core.progress import SILENT, Progress
-from mergeway.core.tensors import TensorInfo
+from mergeway.core.tensors import TensorInfo, digest_tensor
 from mergeway.errors import MergewayError, TrunkError
 from mergeway.trunk.journal import Record
 
@@ -143,7 +142,7 @@ class Checked:
             with self._locks[name]:
                 if name not in self._sound:
                     path, digest = self._expected[name]
-                    if sha256_of(tensor) != digest:
+                    if digest_tensor(tensor) != digest:
                         raise self._refusal(f"{path}: tensor '{name}' was changed")
                     self._sound.add(name)
         return tensor
@@ -180,7 +179,7 @@ def file_problems(path: Path, expected: Mapping[str, str], each: Each = map, pro
 
     def differs(name: str) -> bool:
         progress.advance(stored.infos[name].nbytes)
-        return sha256_of(stored.read(name)) != expected[name]
+        return digest_tensor(stored.read(name)) != expected[name]
 
     names = [n for n in expected if n]
     return [f"{path}: tensor '{n}' was changed" for n, bad in zip(names, each(differs, names), strict=True) if bad]

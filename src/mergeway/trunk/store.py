@@ -37,7 +37,7 @@ from mergeway.trunk.lock import WriterLock
 from mergeway.trunk.snapshot import DIGESTS, Digests, Snapshot
 from mergeway.trunk.tags import read_tags
 
-FORMAT = 2
+FORMAT = 3
 # The steps that this process has committed, so that whoever is interrupted afterwards is told the truth.
 committed: list[int] = []
 
