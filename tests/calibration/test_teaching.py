@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -183,38 +184,49 @@ def seen_by(rows: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in rows}
 
 
-@pytest.mark.parametrize("size", [60, 15, 6, 3])
-def test_a_fifth_is_held_back(vision, size):
+@pytest.mark.parametrize(("size", "held_back"), [(120, [1, 17]), (15, [1]), (6, [1]), (3, [])])
+def test_the_second_of_each_sixteen_is_held_back(vision, size, held_back):
     whole = taught(vision, size)
     fit, judge = whole.split()
-    for all_of, kept, held in zip(whole._held, fit._held, judge.tasks, strict=True):
-        count = len(all_of)
-        assert len(held) == max(1, count // 5)
-        assert len(kept) == max(1, count - len(held))
-        # The last ones, in the order they were drawn in.
+    for all_of, kept, held in zip(whole._held, fit.tasks, judge.tasks, strict=True):
+        rows = range(len(all_of))
         images = all_of.inputs["images"]
-        assert torch.equal(kept.inputs["images"], images[: len(kept)])
-        assert torch.equal(held.inputs["images"], images[count - len(held) :])
-        assert torch.equal(kept.answers, all_of.answers[: len(kept)])
+        assert torch.equal(held.inputs["images"], images[held_back or [0]])  # a single row teaches and judges
+        assert torch.equal(kept.inputs["images"], images[[row for row in rows if row not in held_back]])
+        assert torch.equal(held.answers, all_of.answers[held_back or [0]])
     assert fit.shares == judge.shares == whole.shares
+
+
+def test_what_judges_was_never_taught(vision):
+    """However many tasks come, and however few samples are left of each."""
+    taught_ever: list[set[bytes]] = [set() for _ in vision.tasks]
+    whole = taught(vision, 120)
+    for count in (1, 2, 3):
+        fit, judge = whole.seen(count).split()
+        for ever, kept, held in zip(taught_ever, fit.tasks, judge.tasks, strict=False):
+            ever |= seen_by(kept.inputs["images"])
+            assert not ever & seen_by(held.inputs["images"])
+        for batch in fit.batches(40, 30):
+            for ever, rows in zip(taught_ever, batch, strict=False):
+                ever |= seen_by(rows.inputs["images"])
 
 
 def test_nothing_of_what_is_held_back_is_fitted_on(vision):
     """Not as a sample, not as the other half of a copy: other pictures there change no batch."""
     whole = taught(vision, 60)
-    fit, judge = whole.split()
-    assert not any(
-        seen_by(a.inputs["images"]) & seen_by(b.inputs["images"]) for a, b in zip(fit.tasks, judge.tasks, strict=True)
-    )
-    other = [
-        replace(t, inputs={"images": torch.cat([f.inputs["images"], 255 - t.inputs["images"][len(f) :]])})
-        for t, f in zip(whole._held, fit._held, strict=True)
-    ]
-    changed, _ = whole._on(other).split()
+    other = copy(whole)
+    other._hold([replace(task, inputs={"images": _changed(task.inputs["images"])}) for task in whole._held])
+    (fit, _), (changed, _) = whole.split(), other.split()
     for ours, theirs in zip(fit.batches(6, 30), changed.batches(6, 30), strict=True):
         for left, right in zip(ours, theirs, strict=True):
             assert torch.equal(left.inputs["images"], right.inputs["images"])
             assert torch.equal(left.answers, right.answers)
+
+
+def _changed(images: torch.Tensor) -> torch.Tensor:
+    images = images.clone()
+    images[1::16] = 255 - images[1::16]
+    return images
 
 
 # --- minibatches ------------------------------------------------------------------------------------------------------

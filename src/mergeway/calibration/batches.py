@@ -24,16 +24,18 @@ def rows_in_a_batch(tasks: Sequence[Samples], size: int) -> int:
     return max(size // DOCUMENT if any(task.documents for task in tasks) else size, len(tasks))
 
 
-def draw_batches(tasks: Sequence[Samples], first: Sequence[int], count: int, size: int, seed: int) -> Iterator[Batch]:
-    """`count` minibatches with an equal share of rows from every task, those from `first` on; a copy counts as its sample does."""
+def draw_batches(
+    tasks: Sequence[Samples], rows: Sequence[Sequence[int]], count: int, size: int, seed: int
+) -> Iterator[Batch]:
+    """`count` minibatches with an equal share from every task, of these rows of it; a copy counts as its sample does."""
     generator = torch.Generator().manual_seed(seed)
     counts = shares(rows_in_a_batch(tasks, size), len(tasks))
     for _ in range(count):
         batch: list[Samples] = []
-        for task, start, rows in zip(tasks, first, counts, strict=True):
+        for task, own, share in zip(tasks, rows, counts, strict=True):
             versions = 1 if task.answers is None else task.answers.shape[1]
-            drawn = torch.randperm((len(task) - start) * versions, generator=generator)[:rows]
-            batch.append(with_copies(task, whole_numbers(start + drawn // versions), whole_numbers(drawn % versions)))
+            drawn = whole_numbers(torch.randperm(len(own) * versions, generator=generator)[:share])
+            batch.append(with_copies(task, [own[i // versions] for i in drawn], [i % versions for i in drawn]))
         yield batch
 
 

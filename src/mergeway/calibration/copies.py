@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mergeway.calibration.samples import JUDGE_EVERY, judges
 from mergeway.core.tensors import whole_numbers
 
 # What a copy is drawn by, whatever else is copied: the key of its task, its row, its number.
@@ -56,8 +57,13 @@ def how_copied(inputs: Mapping[str, object], documents: bool) -> str:
 
 
 def _other(draw: np.random.Generator, row: int) -> int:
-    """A sample before this one; the first has only itself."""
-    return int(draw.integers(0, max(row, 1)))
+    """A sample before this one that judges too, or does not either; the first of each kind has only itself."""
+    if judges(row):
+        before = range(row % JUDGE_EVERY, row, JUDGE_EVERY)
+        return before[draw.integers(0, len(before))] if before else row
+    while judges(other := int(draw.integers(0, max(row, 1)))):
+        pass
+    return other
 
 
 class _Change(NamedTuple):

@@ -56,7 +56,7 @@ class Objective(Protocol):
         ...
 
     def split(self) -> tuple[Objective, Objective]:
-        """The same loss on most of the samples, to fit on, and on a fifth that is held back, to judge by."""
+        """The same loss on most of the samples, to fit on, and on those that are never fitted on, to judge by."""
         ...
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:

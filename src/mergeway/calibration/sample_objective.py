@@ -10,13 +10,11 @@ from torch import Tensor
 
 from mergeway.calibration.batches import Batch, batch_losses, draw_batches
 from mergeway.calibration.loss import Predict, mean_loss, targets
-from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, shares
+from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, judges, shares
 from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of, told_apart
 from mergeway.errors import OptionError
 from mergeway.model.compute import compute_of, placed
 from mergeway.model.inputs import Params
-
-HELD_BACK = 5  # one sample in so many is not fitted on
 
 
 class SampleObjective:
@@ -59,13 +57,13 @@ class SampleObjective:
         total = sum(weights) if weights else len(tasks)
         self.shares = [w / total for w in weights] if weights else [1.0 / total] * len(tasks)
 
-    def _hold(self, held: list[Samples], first: Sequence[int] | None = None) -> None:
-        """Judge by these samples, or by those from `first` on in each task.
+    def _hold(self, held: list[Samples], rows: list[list[int]] | None = None) -> None:
+        """Ask about these samples, or about some rows of each task.
 
         All are kept, in the order they were drawn in, because a copy is made from its row's number and a sample before it.
         """
-        self._held, self._first = held, first or [0] * len(held)
-        self.tasks = [t.rows(slice(n, None)).by_length() for t, n in zip(held, self._first, strict=True)]
+        self._held, self._rows = held, rows or [list(range(len(task))) for task in held]
+        self.tasks = [task.rows(torch.tensor(own)).by_length() for task, own in zip(held, self._rows, strict=True)]
 
     def seen(self, count: int, weights: Sequence[float] | None = None) -> SampleObjective:
         """The objective of the first `count` tasks of the stream; the samples are shared out anew."""
@@ -83,10 +81,10 @@ class SampleObjective:
         """The model and the samples of the task that came last."""
         return self.task_data(-1)
 
-    def _on(self, held: list[Samples], first: Sequence[int] | None = None) -> SampleObjective:
-        """The same loss on other samples of the same tasks."""
+    def _on(self, rows: list[list[int]]) -> SampleObjective:
+        """The same loss on some rows of each task."""
         other = copy(self)
-        other._hold(held, first)
+        other._hold(self._held, rows)
         return other
 
     def _with(self, pool: Sequence[Samples], weights: Sequence[float] | None) -> SampleObjective:
@@ -139,7 +137,7 @@ class SampleObjective:
 
     def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Batch]:
         """Minibatches drawn by a seed: an equal share of samples, or of their copies, from every task."""
-        return draw_batches(self._held, self._first, count, size, seed)
+        return draw_batches(self._held, self._rows, count, size, seed)
 
     def accumulate_batch(self, params: Params, batch: Batch) -> float:
         """The loss of all tasks on a minibatch; its gradient is added to `.grad` of the parameters."""
@@ -152,10 +150,10 @@ class SampleObjective:
         return total
 
     def split(self) -> tuple[SampleObjective, SampleObjective]:
-        """The same loss on the first samples of each task, to fit on, and on the last fifth, to judge by."""
-        cuts = [max(1, len(t) - max(1, len(t) // HELD_BACK)) for t in self._held]
-        fit = [t.rows(slice(n)) for t, n in zip(self._held, cuts, strict=True)]
-        return self._on(fit), self._on(self._held, [min(n, len(t) - 1) for t, n in zip(self._held, cuts, strict=True)])
+        """The same loss on the rows of each task that teach, and on those that judge; a single row does both."""
+        fit = [[row for row in own if not judges(row)] for own in self._rows]
+        judge = [[row for row in own if judges(row)] or own for own in self._rows]
+        return self._on(fit), self._on(judge)
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> SampleObjective:
         """The objective with the arrival's answers on its task's samples, as many as this fold keeps: shares only shrink."""

@@ -16,6 +16,7 @@ DEFAULT_SIZE = 1024
 MINIBATCH = 128  # rows of a minibatch drawn by seed, over all tasks
 MASKED = -100  # the label of a token that is not judged, as torch's cross-entropy has it
 UNKNOWN = -1  # the label of an example that nobody has labelled
+JUDGE_EVERY = 16  # one row in so many judges what the others have taught
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ def draw(samples: Samples, count: int, seed: int = 0) -> Samples:
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         samples = replace(samples.rows(torch.randperm(len(samples), generator=generator)), shuffled=True)
     return samples.rows(slice(count))
+
+
+def judges(row: int) -> bool:
+    """Whether a row is never taught, in no fold, so that it can judge: the second of each sixteen, as two rows are the fewest."""
+    return row % JUDGE_EVERY == 1
 
 
 def hold_out(samples: Samples, share: float) -> tuple[Samples, Samples]:

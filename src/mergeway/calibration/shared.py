@@ -94,7 +94,7 @@ class ShardedObjective(_Shared):
         return ShardedObjective(self._objective.seen(count, weights), self._team)
 
     def split(self) -> tuple[ShardedObjective, ShardedObjective]:
-        """The same loss on most of the samples, and on a fifth that is held back."""
+        """The same loss on most of the samples, and on those that are held back."""
         fit, judge = self._objective.split()
         return ShardedObjective(fit, self._team), ShardedObjective(judge, self._team)
 
@@ -199,7 +199,7 @@ class SplitObjective(_Shared):
         return self._accumulate(params, losses, 1.0)
 
     def split(self) -> tuple[SplitObjective, SplitObjective]:
-        """The same loss on most of the samples, and on a fifth that is held back."""
+        """The same loss on most of the samples, and on those that are held back."""
         fit, judge = self._objective.split()
         return SplitObjective(fit, self._team), SplitObjective(judge, self._team)
 

@@ -110,13 +110,8 @@ def lines_of(record: Record) -> list[tuple[str, str]]:
     facts = record.details.get("facts", {})
     if record.kind == "add" and facts.get("fell_back"):
         lines.append(("note", _falling_back(facts)))
-    elif record.kind == "add" and facts.get("share") == 0:
-        lines.append(
-            (
-                "note",
-                f"not taught: held-back samples of '{record.task}' got worse at every rate, so the start is deployed",
-            )
-        )
+    elif record.kind == "add" and facts.get("kept", 1) < 1:
+        lines.append(("note", _shortened(facts["kept"])))
     if record.details.get("asked", {}).get("told_apart", 1.0) < LITTLE:
         lines.append(("note", _unlike(record)))
     return lines
@@ -131,4 +126,12 @@ def _falling_back(facts: Mapping[str, float]) -> str:
     """What was deployed in place of a taught model, and why; before there was a choice it was always the mean."""
     plain = "the flat sum (iso, scaling=auto)" if facts.get("plain_flat") else "the mean"
     held = facts.get("held_plain", facts.get("held_mean", float("nan")))
-    return f"fell back to {plain} of the updates: its loss on held-back samples is {held:.4g}, that of the taught model {facts['held_end']:.4g}"
+    taught = f"on held-back samples its loss is {facts['held_end']:.4g}, and without teaching {held:.4g}"
+    return f"fell back to {plain} of the updates, as the taught model is not clearly better: {taught}"
+
+
+def _shortened(kept: float) -> str:
+    """Samples that were held back liked a part of the lesson best, or nothing of it."""
+    if not kept:
+        return "not taught: held-back samples got worse with every part of the lesson, so the start is deployed"
+    return f"{kept:.3g} of the lesson is kept: held-back samples liked that best"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from mergeway.calibration.objective import Objective
 from mergeway.rules.rule import Params
 
-ENOUGH = 8  # samples of a task that can tell whether another rate would be better
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 
 
@@ -24,16 +24,7 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
     return glance
 
 
-def looks_at(loss: Objective) -> list[Callable[[Params], float]]:
-    """The loss of the task that came last, and that of all; a function of your own knows no tasks, and is looked at whole.
-
-    None where the newest task has too few samples to tell anything: then the others, which have been taught before, would decide.
-    """
-    if loss.tasks and len(loss.tasks[-1]) < ENOUGH:
-        return []
-
-    def newest(params: Params) -> float:
-        with torch.no_grad():
-            return loss.accumulate_task(params, loss.tasks[-1])
-
-    return [*([newest] if loss.tasks else []), glance_at(loss)]
+def is_clearly_lower(one: float, other: float, loss: Objective) -> bool:
+    """Whether it is lower by more than the one part in √n that n samples cannot tell; a function can tell all."""
+    samples = sum(len(task) for task in loss.tasks)
+    return one * (1 + (1 / math.sqrt(samples) if samples else 0.0)) < other

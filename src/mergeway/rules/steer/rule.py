@@ -7,10 +7,10 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.steer.looks import glance_at, looks_at
+from mergeway.rules.steer.looks import glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
-from mergeway.rules.steer.teach import Course, next_share, share_of_gradient
+from mergeway.rules.steer.teach import Lesson, keep, share_of_gradient
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,9 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
     R_k = `carry`·(R_{k−1} + taught).
 
-    A fifth of the samples is held back for the first half of the steps. If neither the newest task's nor all of it gains, the half
-    is taken again at a third and a ninth of the rates; if it never gains, the start or the plain merge is deployed. Else, if the
-    whole fifth is better off than with the plain merge, the second half sees all samples; a fold that ends worse deploys that merge
-    and carries nothing. Plain is `iso` with `scaling=auto`, or the mean where n samples tell that it is better: by one part in √n.
+    One sample in sixteen is never taught, in no fold: it judges. Of the lesson as much is kept, all, half, .. or nothing, as it likes
+    best. If that is not better than the plain merge by more than n samples can tell, one part in √n, the plain merge is deployed and
+    nothing carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by as much.
     """
 
     name = "steer"
@@ -72,26 +71,21 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
             return directions.added(sums.ground(), directions.gains(scale))
 
         steps = self._steps(at.step, found.loss)
-        course = Course(directions, steps, self.batch, self.rate, self.weight_rate * facts["update"], given.progress)
-        lesson, helped, share, spent = course.first_half(begin, fit, unseen := looks_at(judge), next_share(at.facts))
-        if helped:
-            held_end = glance(lesson.model)
-            lesson.attend(given.objective if held_end <= held_plain else fit, steps // 2, self.batch)
-            held_end = held_end if held_end <= held_plain else glance(lesson.model)
-        else:
-            held_plain, held_end = (unseen[0](model) for model in (plain.model(), begin()))
-        gradients = (spent + helped * (steps // 2)) * share_of_gradient(self.batch, given.objective)
-        facts |= found.facts | {"scale": scale, "steps": steps, "gradients": gradients, "share": helped * share}
-        facts |= {"held_plain": held_plain, "held_end": held_end, "plain_flat": float(plain.is_flat)}
-        facts["fell_back"] = float(not held_end <= held_plain)
-        details: dict[str, object] = {"losses": lesson.losses}
-        end, carried = lesson.end(), given.state["carried"]
+        lesson = Lesson(begin(), directions, self.rate, self.weight_rate * facts["update"], given.progress)
+        losses = lesson.attend(fit, steps, self.batch)
+        end = lesson.end()
         del lesson  # its gradients and moments, before there is another model
+        kept = keep(begin(), end, glance)
+        facts |= found.facts | {"scale": scale, "steps": steps, "kept": kept.share}
+        facts |= {"gradients": steps * share_of_gradient(self.batch, given.objective)}
+        facts |= {"held_plain": held_plain, "held_end": kept.loss, "plain_flat": float(plain.is_flat)}
+        facts["fell_back"] = float(not is_clearly_lower(kept.loss, held_plain, given.objective))
+        details: dict[str, object] = {"losses": losses}
         if facts["fell_back"]:
             return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, plain.model(), facts, details)
-        end = end if helped else begin()
-        taught = {n: self.carry * (carried[n] + end[n] - began) for n, began in begin().items()}
-        return Merged({"sum": dict(sums.total()), "carried": taught}, end, facts, details)
+        carried = given.state["carried"]
+        taught = {n: self.carry * (carried[n] + kept.model[n] - began) for n, began in begin().items()}
+        return Merged({"sum": dict(sums.total()), "carried": taught}, kept.model, facts, details)
 
     def _steps(self, k: int, loss: float) -> int:
         near = min(1.0, loss / self.far) if self.far else 1.0

@@ -12,7 +12,7 @@ from mergeway.calibration.objective import Objective
 from mergeway.rules.iso import length_without_data
 from mergeway.rules.rule import Fold, Params
 from mergeway.rules.steer.directions import Directions
-from mergeway.rules.steer.looks import glance_at
+from mergeway.rules.steer.looks import glance_at, is_clearly_lower
 from mergeway.rules.steer.sums import Sums
 
 
@@ -65,14 +65,9 @@ def find_plain(flat: Directions, at: Fold, sums: Sums, spread: float, loss: Obje
     def flattened() -> Params:
         return flat.added({**sums.given.base}, gains)
 
-    glance, samples = glance_at(loss), sum(len(task) for task in loss.tasks)
-    is_flat = bool(flat.matrices) and takes_flat(glance(flattened()), glance(sums.mean()), samples)
+    glance = glance_at(loss)
+    is_flat = bool(flat.matrices) and not is_clearly_lower(glance(sums.mean()), glance(flattened()), loss)
     return Plain(flattened if is_flat else sums.mean, is_flat)
-
-
-def takes_flat(flat: float, mean: float, samples: int) -> bool:
-    """Whether the loss of the mean is no lower than by the one part in √n that n samples cannot tell; a function can tell all."""
-    return flat <= mean * (1 + (1 / math.sqrt(samples) if samples else 0.0))
 
 
 class Lowest(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import cos, pi
+from collections.abc import Callable
+from math import cos, inf, isnan, pi
 from typing import NamedTuple
 
 import torch
@@ -15,25 +14,23 @@ from mergeway.core.progress import SILENT, Progress
 from mergeway.rules.rule import Params
 from mergeway.rules.steer.directions import Directions
 
-TRIES = 3  # at the rates, at a third and at a ninth of them
-LOWER = 3.0
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)  # of a lesson that may be kept
 WARM_UP = 0.05  # share of the steps in which the rates rise
 LEAST_WARM_UP = 8  # steps: Adam's first ones move every weight by the whole rate
 
 
 class Lesson:
-    """A course of `steps` in which a model is taught in place, with one fall of the rates over all of it."""
+    """A model that is taught in place: how, at which rates, and the optimiser that does it."""
 
     def __init__(
         self,
         model: Params,
         directions: Directions,
-        steps: int,
         rate: float,
         weight_rate: float,
         progress: Progress = SILENT,
     ) -> None:
-        self.model, self.losses = model, list[float]()
+        self.model = model
         self._directions, self._gains = directions, directions.gains(0.0)
         self._moving = {n: model[n].requires_grad_() for n in directions.names}
         groups = [
@@ -42,19 +39,20 @@ class Lesson:
         ]
         # Without a direction every arrival so far is the base, and there is nothing to move.
         self._adam = torch.optim.Adam(groups, eps=1e-12) if self._moving else None
-        self._rates, self._steps, self._progress = (rate, weight_rate), steps, progress
-        progress.begin("teaching", steps, "steps")
+        self._rates, self._progress = (rate, weight_rate), progress
 
-    def attend(self, loss: Objective, count: int, batch: int) -> None:
-        """The next `count` steps of the course, each on a batch of this loss; `losses` has that of each before its step."""
+    def attend(self, loss: Objective, steps: int, batch: int) -> list[float]:
+        """The steps, each on a batch of this loss; the loss of each batch before its step."""
+        losses: list[float] = []
         if self._adam is None:
-            return
-        for rows in loss.batches(count, batch, seed=len(self.losses)):
+            return losses
+        self._progress.begin("teaching", steps, "steps")
+        for rows in loss.batches(steps, batch):
             for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
-                group["lr"] = rate * _share_of_rate(len(self.losses), self._steps)
+                group["lr"] = rate * _share_of_rate(len(losses), steps)
             self._adam.zero_grad(set_to_none=False)
-            self.losses.append(loss.accumulate_batch(self.model, rows))
-            self._progress.describe(f"teaching, loss {self.losses[-1]:.3f}")
+            losses.append(loss.accumulate_batch(self.model, rows))
+            self._progress.describe(f"teaching, loss {losses[-1]:.3f}")
             self._progress.advance(1)
             gradients = {n: _gradient(weight) for n, weight in self._moving.items()}
             before = {n: g.clone() for n, g in self._gains.items()}
@@ -63,55 +61,29 @@ class Lesson:
             self._adam.step()  # pyright: ignore[reportUnknownMemberType]
             # Adam has moved the weights themselves; what the gains have gained is added to them.
             self._directions.add_to(self.model, {n: g - before[n] for n, g in self._gains.items()})
+        return losses
 
     def end(self) -> Params:
         """The model as it was taught."""
         return {n: t.detach() for n, t in self.model.items()}
 
 
-@dataclass(frozen=True)
-class Course:
-    """How a model is taught: in which directions, in how many steps of how many samples, and at which rates at the most."""
+class Kept(NamedTuple):
+    """A model between the start and the end of a lesson: what of the lesson is in it, and its loss on what nobody was taught."""
 
-    directions: Directions
-    steps: int
-    batch: int
-    rate: float
-    weight_rate: float
-    progress: Progress = SILENT
-
-    def first_half(
-        self, begin: Callable[[], Params], fit: Objective, unseen: Sequence[Callable[[Params], float]], share: float
-    ) -> Half:
-        """Half of the steps on `fit`, at the highest share of the rates at which one of the losses on what it does not see falls.
-
-        What learns samples by heart at one rate may learn from them at a lower one.
-        """
-        before, spent, tries = [look(begin()) for look in unseen], 0, 0
-        while True:
-            rates = share * self.rate, share * self.weight_rate
-            lesson = Lesson(begin(), self.directions, self.steps, *rates, self.progress)
-            lesson.attend(fit, self.steps - self.steps // 2, self.batch)
-            spent, tries = spent + len(lesson.losses), tries + 1
-            helped = not unseen or any(look(lesson.model) <= b for look, b in zip(unseen, before, strict=True))
-            if helped or tries == TRIES:
-                return Half(lesson, helped, share, spent)
-            del lesson  # its model, gradients and moments, before there are others
-            share /= LOWER
-
-
-class Half(NamedTuple):
-    """A lesson after its first half, whether it helped, at which share of the rates, and how many steps were spent on all tries."""
-
-    lesson: Lesson
-    helped: bool
+    model: Params
     share: float
-    spent: int
+    loss: float
 
 
-def next_share(facts: Mapping[str, float]) -> float:
-    """Where the search for a share begins: one try above that of the fold before, of all rates in the first."""
-    return min(1.0, LOWER * max(facts.get("share", 1.0), LOWER ** (1 - TRIES)))
+def keep(start: Params, end: Params, glance: Callable[[Params], float]) -> Kept:
+    """The best of all, half, .. and nothing of a lesson: what was learned by heart is worth less on other samples."""
+
+    def at(share: float) -> Kept:
+        model = end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
+        return Kept(model, share, glance(model))
+
+    return min((at(share) for share in SHARES), key=lambda kept: inf if isnan(kept.loss) else kept.loss)
 
 
 def share_of_gradient(batch: int, objective: Objective) -> float:
