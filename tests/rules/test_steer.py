@@ -68,7 +68,7 @@ class Adam:
 class Oracle:
     """The stream as the page has it, one arrival after another, in float64.
 
-    Where the line search ended, how much of a lesson was kept and whether a fold fell back are taken as given.
+    Where the line search ended, which lesson was the best, how much of it was kept and whether a fold fell back are taken as given.
     """
 
     def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry, start, far=0.0):
@@ -85,7 +85,7 @@ class Oracle:
         moved = [np.concatenate([d.ravel() for d in delta.values()]) for delta in self.deltas]
         return np.mean([np.sqrt((m[m != 0] ** 2).mean()) for m in moved])
 
-    def add(self, delta, weight, best=None, fell_back=None, mean=False, kept=1.0):
+    def add(self, delta, weight, best=None, fell_back=None, mean=False, kept=1.0, slower=0):
         """The deployed model after this arrival; `fell_back` says to what, `mean` or `flat`, `kept` how much of the lesson is."""
         self.deltas.append(delta)
         self.weights.append(weight)
@@ -105,7 +105,7 @@ class Oracle:
             else:
                 self.mean[name] = s / k
         self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
-        end = self.taught(min(self.steps * k, self.most))
+        end = self.taught(min(self.steps * k, self.most), 3.0**-slower)
         self.end = {n: (1 - kept) * self.start[n] + kept * end[n] for n in end}
         if fell_back:
             self.carried = {n: np.zeros_like(b) for n, b in self.base.items()}
@@ -133,7 +133,7 @@ class Oracle:
             return (u * gains) @ vt
         return gains * self.mean[name] if name in self.mean else 0.0
 
-    def taught(self, steps):
+    def taught(self, steps, share):
         moving = [*self.factors, *self.mean]
         gains = {n: Adam(np.zeros(len(self.factors[n][1]) if n in self.factors else 1)) for n in moving}
         weights = {n: Adam(np.zeros_like(self.base[n])) for n in moving}
@@ -143,7 +143,7 @@ class Oracle:
             return self.start | moved
 
         for t in range(steps):
-            decay = min(1.0, (t + 1) / max(8.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
+            decay = share * min(1.0, (t + 1) / max(8.0, 0.05 * steps)) * 0.5 * (1 + math.cos(math.pi * t / steps))
             for name, g in self.gradient(model()).items():
                 if name in self.factors:
                     u, vt = self.factors[name]
@@ -195,7 +195,7 @@ def compare(s, weights, options, objective=None):
         mean = bool(facts.get("from_mean"))
         best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
         fell_back = ("flat" if facts["plain_flat"] else "mean") if facts.get("fell_back") else None
-        expected = oracle.add(delta, weight, best, fell_back, mean, facts.get("kept", 1.0))
+        expected = oracle.add(delta, weight, best, fell_back, mean, facts.get("kept", 1.0), facts.get("slower", 0))
         assert facts["update"] == pytest.approx(oracle.update, rel=1e-9)
         wanted = {n: expected[n] - oracle.base[n] for n in expected}
         assert relative_error(updates_of(s.base, step.params), wanted) < 1e-6
@@ -313,26 +313,32 @@ def test_what_is_held_back_is_never_taught():
     assert asked == ["fit"] * 4
 
 
+LITTLE = [6.0, 6.0, 6.0, 6.0, 5.9]  # a lesson of which nothing is worth keeping
+
+
 @pytest.mark.parametrize("carry", [0.0, 0.6])
 @pytest.mark.parametrize(
-    ("said", "share"),
+    ("said", "kept", "slower", "lessons"),
     [
-        ([4.0, 3.0, 5.0, 6.0, 7.0], 0.5),
-        ([math.nan, 3.0, 2.0, 6.0, 7.0], 0.25),
-        ([4.0, 3.0, 2.0, 1.0, 7.0], 0.125),
-        ([4.0, 3.0, 2.0, 1.0, 0.5], 0.0),
-        ([4.0, 4.0, 4.0, 4.0, 4.0], 1.0),
+        ([4.0, 4.0, 4.0, 4.0, 4.0], 1.0, 0, 1),
+        ([4.0, 3.0, 5.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.5, 0, 3),
+        ([math.nan, 3.0, 2.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.25, 0, 3),
+        ([math.nan] * 4 + [6.0, 5.0, 3.0, 2.0, 1.0, 7.0, *LITTLE], 0.125, 1, 3),
+        ([*LITTLE, 4.0, 5.0, 6.0, 6.0, 6.0], 1.0, 1, 2),
+        ([*LITTLE, *LITTLE, 4.0, 3.0, 2.0, 1.0, 0.5], 0.0, 2, 3),
     ],
-    ids=["half", "a quarter", "an eighth", "nothing", "no difference"],
+    ids=["all", "half", "a quarter", "an eighth at a third", "all at a third", "nothing at a ninth"],
 )
-def test_as_much_of_a_lesson_is_kept_as_what_is_held_back_likes_best(said, share, carry):
-    """What is carried on is that much, too: the fold behind it begins there."""
+def test_as_much_of_the_best_lesson_is_kept_as_what_is_held_back_likes_best(said, kept, slower, lessons, carry):
+    """What is carried on is that much, too, and the next fold begins its tries one above the best of this one."""
     s = make_stream(26, count=4, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
     values = iter([9.0, *said])
     objective = Disagreeing(torch_loss, lambda params: torch.tensor(next(values)), {3})
     facts = compare(s, [1.0] * 4, OPTIONS | {"steps": 4, "most": 40, "carry": carry}, objective)
-    assert [f["kept"] for f in facts[1:]] == [1.0, share, 1.0]
+    assert [f["kept"] for f in facts[1:]] == [1.0, kept, 1.0]
+    assert [f["slower"] for f in facts[1:]] == [0, slower, max(0, slower - 1)]
+    assert [f["gradients"] for f in facts[1:]] == [8, lessons * 12, 16]
     assert [f["fell_back"] for f in facts[1:]] == [0.0] * 3
     assert next(values, None) is None
 

@@ -10,7 +10,7 @@ from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesM
 from mergeway.rules.steer.looks import glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
-from mergeway.rules.steer.teach import Lesson, keep, share_of_gradient
+from mergeway.rules.steer.teach import Course, share_of_gradient
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     R_k = `carry`·(R_{k−1} + taught).
 
     One sample in sixteen is never taught, in no fold: it judges. Of the lesson as much is kept, all, half, .. or nothing, as it likes
-    best. If that is not better than the plain merge by more than n samples can tell, one part in √n, the plain merge is deployed and
-    nothing carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by as much.
+    best; if that is not all, the lesson is taken again at a third and a ninth of the rates. If the best of it is not better than the plain
+    merge by more than n samples can tell, one part in √n, the plain merge is deployed and nothing carried. Plain is `iso` with
+    `scaling=auto`, or the mean where it is better by as much.
     """
 
     name = "steer"
@@ -71,21 +72,19 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
             return directions.added(sums.ground(), directions.gains(scale))
 
         steps = self._steps(at.step, found.loss)
-        lesson = Lesson(begin(), directions, self.rate, self.weight_rate * facts["update"], given.progress)
-        losses = lesson.attend(fit, steps, self.batch)
-        end = lesson.end()
-        del lesson  # its gradients and moments, before there is another model
-        kept = keep(begin(), end, glance)
-        facts |= found.facts | {"scale": scale, "steps": steps, "kept": kept.share}
-        facts |= {"gradients": steps * share_of_gradient(self.batch, given.objective)}
-        facts |= {"held_plain": held_plain, "held_end": kept.loss, "plain_flat": float(plain.is_flat)}
-        facts["fell_back"] = float(not is_clearly_lower(kept.loss, held_plain, given.objective))
-        details: dict[str, object] = {"losses": losses}
+        rates = self.rate, self.weight_rate * facts["update"]
+        course = Course(begin, directions, steps, self.batch, *rates, given.progress)
+        taught = course.teach(fit, glance, slower=max(0, int(at.facts.get("slower", 0)) - 1))
+        facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
+        facts |= {"gradients": taught.lessons * steps * share_of_gradient(self.batch, given.objective)}
+        facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
+        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, given.objective))
+        details: dict[str, object] = {"losses": taught.losses}
         if facts["fell_back"]:
             return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, plain.model(), facts, details)
         carried = given.state["carried"]
-        taught = {n: self.carry * (carried[n] + kept.model[n] - began) for n, began in begin().items()}
-        return Merged({"sum": dict(sums.total()), "carried": taught}, kept.model, facts, details)
+        learned = {n: self.carry * (carried[n] + taught.model[n] - began) for n, began in begin().items()}
+        return Merged({"sum": dict(sums.total()), "carried": learned}, taught.model, facts, details)
 
     def _steps(self, k: int, loss: float) -> int:
         near = min(1.0, loss / self.far) if self.far else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import cos, inf, isnan, pi
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from mergeway.rules.rule import Params
 from mergeway.rules.steer.directions import Directions
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)  # of a lesson that may be kept
+TRIES = 3  # at the rates, at a third and at a ninth of them
+LOWER = 3.0
 WARM_UP = 0.05  # share of the steps in which the rates rise
 LEAST_WARM_UP = 8  # steps: Adam's first ones move every weight by the whole rate
 
@@ -68,22 +71,60 @@ class Lesson:
         return {n: t.detach() for n, t in self.model.items()}
 
 
-class Kept(NamedTuple):
-    """A model between the start and the end of a lesson: what of the lesson is in it, and its loss on what nobody was taught."""
+class Taught(NamedTuple):
+    """A model on the way from the start of a lesson to its end: how much of the lesson is in it, how often its rates were divided by
+    three, its loss on what nobody was taught, and the loss of every batch; and how many lessons there were."""
 
     model: Params
-    share: float
+    kept: float
+    slower: int
     loss: float
+    losses: list[float]
+    lessons: int
 
 
-def keep(start: Params, end: Params, glance: Callable[[Params], float]) -> Kept:
-    """The best of all, half, .. and nothing of a lesson: what was learned by heart is worth less on other samples."""
+@dataclass(frozen=True)
+class Course:
+    """How a model is taught: from where, in which directions, in how many steps of how many samples, and at which rates at the most."""
 
-    def at(share: float) -> Kept:
-        model = end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
-        return Kept(model, share, glance(model))
+    begin: Callable[[], Params]
+    directions: Directions
+    steps: int
+    batch: int
+    rate: float
+    weight_rate: float
+    progress: Progress = SILENT
 
-    return min((at(share) for share in SHARES), key=lambda kept: inf if isnan(kept.loss) else kept.loss)
+    def teach(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> Taught:
+        """The best of at most three lessons, each at a third of the rates of the one before.
+
+        What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson that is best kept whole is
+        the last.
+        """
+        best = self._lesson(loss, glance, slower)
+        last, lessons = best, 1
+        while last.kept < 1 and last.slower + 1 < TRIES:
+            last, lessons = self._lesson(loss, glance, last.slower + 1), lessons + 1
+            best = min(best, last, key=_loss)
+        return best._replace(lessons=lessons)
+
+    def _lesson(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> Taught:
+        """All of one lesson, or a half, .. or nothing of it: what was learned by heart is worth less on other samples."""
+        rates = self.rate / LOWER**slower, self.weight_rate / LOWER**slower
+        lesson = Lesson(self.begin(), self.directions, *rates, self.progress)
+        losses, end = lesson.attend(loss, self.steps, self.batch), lesson.end()
+        del lesson  # its gradients and moments, before there is another model
+        start = self.begin()
+
+        def keep(share: float) -> Taught:
+            model = end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
+            return Taught(model, share, slower, glance(model), losses, 1)
+
+        return min((keep(share) for share in SHARES), key=_loss)
+
+
+def _loss(taught: Taught) -> float:
+    return inf if isnan(taught.loss) else taught.loss
 
 
 def share_of_gradient(batch: int, objective: Objective) -> float:
