@@ -13,8 +13,10 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.fold.merge import fold_steps
+from mergeway.rules.steer.directions import Directions
 from mergeway.rules.steer.looks import is_clearly_lower
 from mergeway.rules.steer.start import line_search
+from mergeway.rules.steer.teach import Course
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {
@@ -373,6 +375,17 @@ def test_all_samples_choose_what_to_fall_back_to(wanted, weights):
     assert (facts["fell_back"], facts["plain_flat"]) == (1.0, float(wanted == "flat"))
     *_, last = fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), weights, _never_content(target))
     assert relative_error(updates_of(s.base, last.params), updates_of(s.base, target)) < 1e-9
+
+
+@pytest.mark.parametrize(("whole", "kept", "lessons"), [(1.2, 1.0, 1), (1.3, 0.5, 2), (math.nan, 0.5, 2)])
+def test_a_lesson_is_kept_whole_unless_a_part_is_clearly_better(whole, kept, lessons):
+    """With 16 samples, by a quarter."""
+    values = iter([whole, 1.0, 2.0, 2.0, 2.0] + [3.0] * 10)
+    loss = FunctionObjective(lambda params: torch.tensor(1.0))
+    loss.tasks = [range(8)] * 2
+    course = Course(dict, Directions({}, {}, {}, {}), steps=0, batch=1, rate=0.1, weight_rate=0.1)
+    taught = course.teach(loss, lambda params: next(values), slower=0)
+    assert (taught.kept, taught.lessons) == (kept, lessons)
 
 
 @pytest.mark.parametrize(

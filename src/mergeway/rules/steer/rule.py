@@ -24,10 +24,10 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
     R_k = `carry`·(R_{k−1} + taught).
 
-    One sample in sixteen is never taught, in no fold: it judges. Of the lesson as much is kept, all, half, .. or nothing, as it likes
-    best; if that is not all, the lesson is taken again at a third and a ninth of the rates. If the best of it is not better than the plain
-    merge by more than n samples can tell, one part in √n, the plain merge is deployed and nothing carried. Plain is `iso` with
-    `scaling=auto`, or the mean where it is better by as much.
+    One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
+    more than n samples can tell, one part in √n; then it is taken again at a third and a ninth of the rates. If the best of it is not
+    better than the plain merge by as much, the plain merge is deployed and nothing carried. Plain is `iso` with `scaling=auto`, or the
+    mean where it is better by as much.
     """
 
     name = "steer"

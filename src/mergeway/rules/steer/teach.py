@@ -14,8 +14,9 @@ from mergeway.calibration.objective import Objective
 from mergeway.core.progress import SILENT, Progress
 from mergeway.rules.rule import Params
 from mergeway.rules.steer.directions import Directions
+from mergeway.rules.steer.looks import is_clearly_lower
 
-SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)  # of a lesson that may be kept
+PARTS = (0.5, 0.25, 0.125, 0.0)  # of a lesson that may be kept instead of all of it
 TRIES = 3  # at the rates, at a third and at a ninth of them
 LOWER = 3.0
 WARM_UP = 0.05  # share of the steps in which the rates rise
@@ -109,7 +110,7 @@ class Course:
         return best._replace(lessons=lessons)
 
     def _lesson(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> Taught:
-        """All of one lesson, or a half, .. or nothing of it: what was learned by heart is worth less on other samples."""
+        """All of one lesson, or a half, .. or nothing of it where that is clearly better: what was learned by heart is worth less."""
         rates = self.rate / LOWER**slower, self.weight_rate / LOWER**slower
         lesson = Lesson(self.begin(), self.directions, *rates, self.progress)
         losses, end = lesson.attend(loss, self.steps, self.batch), lesson.end()
@@ -120,7 +121,8 @@ class Course:
             model = end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
             return Taught(model, share, slower, glance(model), losses, 1)
 
-        return min((keep(share) for share in SHARES), key=_loss)
+        whole, part = keep(1.0), min((keep(share) for share in PARTS), key=_loss)
+        return part if is_clearly_lower(_loss(part), _loss(whole), loss) else whole
 
 
 def _loss(taught: Taught) -> float:
