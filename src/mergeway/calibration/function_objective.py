@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ class FunctionObjective:
     def __init__(self, function: Callable[[Params], Tensor]) -> None:
         # Nobody has checked what the user's function returns.
         self._function: Callable[[Params], object] = function
+
+    @property
+    def precision(self) -> AbstractContextManager[None]:
+        """As it is: only the function knows how it multiplies."""
+        return nullcontext()
 
     def __call__(self, params: Params) -> Tensor:
         value = self._function(params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -29,6 +30,11 @@ class Objective(Protocol):
     @property
     def shares(self) -> Sequence[float]:
         """What each task's mean loss counts for; they sum to 1."""
+        ...
+
+    @property
+    def precision(self) -> AbstractContextManager[object]:
+        """The precision of the model's own products, for those that a rule makes beside it in the host's memory."""
         ...
 
     def __call__(self, params: Params) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 
 import torch
@@ -100,6 +101,11 @@ class SampleObjective:
             copies=self.copies,
             top_k=self._top_k,
         )
+
+    @property
+    def precision(self) -> AbstractContextManager[object]:
+        """bfloat16 where the model runs with `autocast`, else as it is."""
+        return self.compute.precision("cpu")
 
     def __call__(self, params: Params) -> Tensor:
         params = self.compute.put(params)

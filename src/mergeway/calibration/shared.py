@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -47,6 +48,11 @@ class _Shared:
         self._objective, self._team = objective, team
         self._run = objective.predict.run  # looks at the model before its parameters are cut
         self.tasks, self.shares = objective.tasks, objective.shares
+
+    @property
+    def precision(self) -> AbstractContextManager[object]:
+        """That of the objective itself."""
+        return self._objective.precision
 
     def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Batch]:
         """The same minibatches on every rank."""

@@ -45,6 +45,10 @@ class Compute:
         """The device itself; an error when this machine has none of the kind."""
         return torch.device(choose(self.device, *_machine()))
 
+    def precision(self, kind: str) -> torch.autocast:
+        """In which precision a device of this kind multiplies matrices, while the context lasts."""
+        return torch.autocast(kind, torch.bfloat16, enabled=self.autocast)
+
     def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors on the device; those that are there already stay the same objects, and gradients find their way back."""
         where = self.where

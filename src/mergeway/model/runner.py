@@ -43,7 +43,7 @@ class Runner:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Mapping[str, object]) -> Any:
         """The model's answer with these parameters in place of its own."""
-        with torch.autocast(self.compute.where.type, torch.bfloat16, enabled=self.compute.autocast):
+        with self.compute.precision(self.compute.where.type):
             return self._call(self._named(params), self._moved(inputs))
 
     def through(
@@ -55,7 +55,7 @@ class Runner:
     ) -> Any:
         """The answer of a module around the model, such as a loop of generation, with these parameters in the model."""
         named = {f"model.{name}": tensor for name, tensor in self._named(params).items()}
-        with torch.autocast(self.compute.where.type, torch.bfloat16, enabled=self.compute.autocast):
+        with self.compute.precision(self.compute.where.type):
             return functional_call(
                 wrapper(self.model), named, (self._moved(inputs), *rest), tie_weights=bool(self._tied)
             )

@@ -42,7 +42,7 @@ class Lesson:
             {"params": [*self._moving.values()], "lr": weight_rate},
         ]
         # Without a direction every arrival so far is the base, and there is nothing to move.
-        self._adam = torch.optim.Adam(groups, eps=1e-12) if self._moving else None
+        self._adam = torch.optim.Adam(groups, eps=1e-12, fused=True) if self._moving else None
         self._rates, self._progress = (rate, weight_rate), progress
 
     def attend(self, loss: Objective, steps: int, batch: int) -> list[float]:
@@ -60,11 +60,12 @@ class Lesson:
             self._progress.advance(1)
             gradients = {n: _gradient(weight) for n, weight in self._moving.items()}
             before = {n: g.clone() for n, g in self._gains.items()}
-            for n, gradient in self._directions.of_gains(gradients).items():
-                self._gains[n].grad = gradient
-            self._adam.step()  # pyright: ignore[reportUnknownMemberType]
-            # Adam has moved the weights themselves; what the gains have gained is added to them.
-            self._directions.add_to(self.model, {n: g - before[n] for n, g in self._gains.items()})
+            with loss.precision:
+                for n, gradient in self._directions.of_gains(gradients).items():
+                    self._gains[n].grad = gradient
+                self._adam.step()  # pyright: ignore[reportUnknownMemberType]
+                # Adam has moved the weights themselves; what the gains have gained is added to them.
+                self._directions.add_to(self.model, {n: g - before[n] for n, g in self._gains.items()})
         return losses
 
     def end(self) -> Params:
