@@ -71,6 +71,51 @@ def test_divergence_is_that_of_numpy():
     assert bool((found > 0).all())
 
 
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 7.5])
+def test_a_temperature_divides_both_logits(temperature):
+    """T²·KL of the divided logits, in float64; the factor keeps the gradient's size where the two are near."""
+    generator = torch.Generator().manual_seed(1)
+    logits, answers = (8 * torch.randn(20, 5, generator=generator) for _ in range(2))
+    wanted = temperature**2 * kl(answers.numpy() / temperature, logits.numpy() / temperature)
+    assert np.allclose(divergence(logits, answers, temperature).numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_at_a_high_temperature_it_is_the_distance_of_the_logits():
+    """Half the variance over classes of what the logits differ by (Hinton et al. 2015), whatever the arrival is sure of."""
+    generator = torch.Generator().manual_seed(2)
+    logits, answers = (4 * torch.randn(20, 5, generator=generator).double() for _ in range(2))
+    gap = (logits - answers).numpy()
+    found = divergence(logits, answers, 300.0).numpy()
+    assert np.allclose(found, gap.var(-1) / 2, rtol=0.1)
+
+
+@pytest.mark.parametrize("suite", ["vision", "text"])
+def test_a_softened_objective_is_the_same_loss_at_a_temperature(suite, request):
+    """Of a batch, of a task and of all tasks; the objective itself, and what is made of it anew, stay at 1."""
+    suite = request.getfixturevalue(suite)
+    objective, params = taught(suite), load_file(suite.base / "model.safetensors")
+    soft = objective.softened(3.0)
+    for task, rows in zip(soft.tasks, objective.tasks, strict=True):
+        logits = suite.model(params, rows.inputs, rows.head).detach().numpy()
+        wanted = 9 * kl(rows.answers[:, 0].double().numpy() / 3, logits / 3).mean()
+        assert soft.task_losses(params)[task.task] == pytest.approx(wanted, rel=1e-4)
+    assert float(soft(params)) == pytest.approx(np.mean(list(soft.task_losses(params).values())), rel=1e-5)
+    [batch] = soft.batches(1, 12)
+    wanted = 0.0
+    for rows in batch:
+        logits = suite.model(params, rows.inputs, rows.head).detach().numpy()
+        wanted += 9 * kl(rows.answers[:, 0].double().numpy() / 3, logits / 3).mean() / len(batch)
+    assert gradient(soft, params, batch)[0] == pytest.approx(wanted, rel=1e-4)
+    assert objective.task_losses(params) != soft.task_losses(params)
+    assert soft.seen(2).temperature == objective.temperature == 1.0
+
+
+def test_labels_have_no_temperature(vision):
+    objective = vision.objective([t.name for t in vision.tasks], size=24)
+    params = load_file(vision.base / "model.safetensors")
+    assert float(objective.softened(5.0)(params)) == float(objective(params))
+
+
 @pytest.mark.parametrize("suite", ["vision", "text"])
 def test_answers_are_the_experts_logits(suite, request):
     """On every sample and on every copy of it, in half precision, and in the order of the samples."""

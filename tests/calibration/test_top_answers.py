@@ -88,6 +88,8 @@ def test_the_loss_is_that_of_numpy(k):
     assert float(objective(theirs)) == pytest.approx(0.0, abs=1e-4)
     [batch] = objective.batches(1, 4 * len(samples))
     assert objective.accumulate_batch(ours, batch) == pytest.approx(wanted, rel=2e-3)
+    # Tokens have no temperature: which of them an arrival names is of its own.
+    assert objective.softened(4.0).accumulate_batch(ours, batch) == objective.accumulate_batch(ours, batch)
     # With every token named, it is the divergence of the whole vocabularies.
     if k >= VOCABULARY:
         q, p = (predict(params, samples.inputs, None)[:, :-1] for params in (ours, theirs))

@@ -12,6 +12,7 @@ from streams import LINEAR, UNIFORM, WEIGHTED, make_stream, relative_error, upda
 
 import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
+from mergeway.errors import OptionError
 from mergeway.fold.merge import fold_steps
 from mergeway.rules.steer.directions import Directions
 from mergeway.rules.steer.looks import is_clearly_lower
@@ -313,6 +314,36 @@ def test_what_is_held_back_is_never_taught():
 
     list(fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), objective=Noted("all")))
     assert asked == ["fit"] * 4
+
+
+def test_teaching_has_a_temperature_and_judging_has_none():
+    s = make_stream(23, count=2)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+    heard = []
+
+    class Noted(FunctionObjective):
+        def __init__(self, temperature=1.0):
+            super().__init__(torch_loss)
+            self.temperature = temperature
+
+        def accumulate_batch(self, params, batch):
+            heard.append((torch.is_grad_enabled(), self.temperature))
+            return super().accumulate_batch(params, batch)
+
+        def split(self):
+            return Noted(), Noted()
+
+        def softened(self, temperature):
+            return Noted(temperature)
+
+    list(fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS, temperature=2.5), objective=Noted()))
+    assert set(heard) == {(True, 2.5), (False, 1.0)}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 101.0, math.inf, math.nan])
+def test_a_temperature_out_of_range_is_refused(temperature):
+    with pytest.raises(OptionError, match=r"'temperature'.* at least 1 and at most 100"):
+        mw.rules.Steer(temperature=temperature)
 
 
 LITTLE = [6.0, 6.0, 6.0, 6.0, 5.9]  # a lesson of which nothing is worth keeping

@@ -40,24 +40,27 @@ def draw_batches(
 
 
 def batch_losses(
-    predict: Predict, params: Params, batch: Batch, weights: Sequence[float], most: int
+    predict: Predict, params: Params, batch: Batch, weights: Sequence[float], most: int, temperature: float = 1.0
 ) -> Iterator[Tensor]:
     """What each pass over the batch adds to Σ_j weight_j · mean loss of task j; at most `most` rows a pass.
 
     An encoder reads the rows of all tasks together, texts of like length side by side; the heads come after it.
     """
     if isinstance(predict, Encoder):
-        yield from _together(predict, params, batch, weights, most)
+        yield from _together(predict, params, batch, weights, most, temperature)
         return
     for task, weight in zip(batch, weights, strict=True):
         total = targets(task)
         for start in range(0, len(task), most):
             rows = task.rows(slice(start, start + most)).trimmed()
             if targets(rows):
-                yield total_loss(predict(params, rows.inputs, rows.head), rows) * (weight / total)
+                logits = predict(params, rows.inputs, rows.head)
+                yield total_loss(logits, rows, temperature) * (weight / total)
 
 
-def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[float], most: int) -> Iterator[Tensor]:
+def _together(
+    encoder: Encoder, params: Params, batch: Batch, weights: Sequence[float], most: int, temperature: float
+) -> Iterator[Tensor]:
     owner = torch.cat([torch.full((len(task),), k) for k, task in enumerate(batch)])
     place = torch.cat([torch.arange(len(task)) for task in batch])
     names = batch[0].inputs
@@ -71,5 +74,5 @@ def _together(encoder: Encoder, params: Params, batch: Batch, weights: Sequence[
             if len(mine):
                 rows = task.rows(place[part[mine]])
                 logits = scaled_cosine(encoder.scale, features[mine], task.head)
-                losses.append(total_loss(logits, rows) * (weight / len(task)))
+                losses.append(total_loss(logits, rows, temperature) * (weight / len(task)))
         yield torch.stack(losses).sum()

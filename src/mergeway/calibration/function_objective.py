@@ -69,6 +69,10 @@ class FunctionObjective:
         """The function itself, to fit on and to judge by."""
         return self, self
 
+    def softened(self, temperature: float) -> FunctionObjective:
+        """The function itself: it asks nobody."""
+        return self
+
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> FunctionObjective:
         """The function itself: it says what it wants."""
         return self

@@ -29,14 +29,19 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def divergence(logits: Tensor, answers: Tensor) -> Tensor:
-    """KL(p ‖ q) of every row, p from the arrival's logits and q from the model's."""
+def divergence(logits: Tensor, answers: Tensor, temperature: float = 1.0) -> Tensor:
+    """T²·KL(p ‖ q) of every row at temperature T, p from the arrival's logits and q from the model's.
+
+    A sure arrival says little beside its likeliest class; divided by T its logits say how the others compare. The factor T² keeps
+    the gradient's size.
+    """
     if logits.shape[-1] != answers.shape[-1]:
         raise OptionError(
             f"the arrival answered for {answers.shape[-1]} classes, but the head has {logits.shape[-1]}; a task keeps the head it came with"
         )
-    log_p, log_q = answers.to(logits.device).float().log_softmax(-1), logits.float().log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    log_p = (answers.to(logits.device).float() / temperature).log_softmax(-1)
+    log_q = (logits.float() / temperature).log_softmax(-1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def top_divergence(logits: Tensor, answers: Tensor, tops: Tensor) -> Tensor:
@@ -75,8 +80,11 @@ def judged(samples: Samples) -> Tensor:
     return samples.labels[:, 1:] != MASKED
 
 
-def total_loss(logits: Tensor, rows: Samples) -> Tensor:
-    """The loss summed over all that is judged: KL from the arrival's answers where there are any, else cross-entropy."""
+def total_loss(logits: Tensor, rows: Samples, temperature: float = 1.0) -> Tensor:
+    """The loss summed over all that is judged: KL from the arrival's answers where there are any, else cross-entropy.
+
+    Only answers about classes have a temperature: of tokens an arrival names a part, and which part is of its own temperature.
+    """
     if rows.answers is None:
         return cross_entropy(logits, rows.labels) * targets(rows)
     answers, tops = rows.answers[:, 0], None if rows.tops is None else rows.tops[:, 0]
@@ -84,14 +92,16 @@ def total_loss(logits: Tensor, rows: Samples) -> Tensor:
         here = judged(rows)
         logits, answers = logits[:, :-1][here.to(logits.device)], answers[:, :-1][here]
         tops = None if tops is None else tops[:, :-1][here]
-    return (divergence(logits, answers) if tops is None else top_divergence(logits, answers, tops)).sum()
+    if tops is None:
+        return divergence(logits, answers, temperature).sum()
+    return top_divergence(logits, answers, tops).sum()
 
 
-def mean_loss(logits: Tensor, rows: Samples) -> Tensor:
+def mean_loss(logits: Tensor, rows: Samples, temperature: float = 1.0) -> Tensor:
     """The same, its mean."""
     if rows.answers is None:
         return cross_entropy(logits, rows.labels)
-    return total_loss(logits, rows) / max(1, targets(rows))
+    return total_loss(logits, rows, temperature) / max(1, targets(rows))
 
 
 def targets(samples: Samples) -> int:

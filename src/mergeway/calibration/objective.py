@@ -65,6 +65,10 @@ class Objective(Protocol):
         """The same loss on most of the samples, to fit on, and on those that are never fitted on, to judge by."""
         ...
 
+    def softened(self, temperature: float) -> Objective:
+        """The same loss with the arrivals' answers about classes, and the model's, at this temperature."""
+        ...
+
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:
         """The objective with the arrival's answers on its task's samples, the last of those with these weights.
 

@@ -49,6 +49,7 @@ class SampleObjective:
             check_samples(task, f"calibration samples of '{task.task}'")
         self.predict, self.compute = predict, compute_of(predict)
         self._size, self._by_utility = size, by_utility
+        self.temperature = 1.0
         self.copies, self._top_k = copies_of(size, tasks[0].documents) if copies is None else copies, top_k
         self.batch = batch or self.compute.micro_batch or _rows_at_once(tasks[0])
         # What a task keeps when it is the only one: every later, smaller share is the beginning of it.
@@ -113,7 +114,7 @@ class SampleObjective:
 
     def loss(self, params: Params, rows: Samples) -> Tensor:
         """The mean loss of a few rows of one task: by the arrival's answers where there are any, else by labels."""
-        return mean_loss(self.predict(params, rows.inputs, rows.head), rows)
+        return mean_loss(self.predict(params, rows.inputs, rows.head), rows, self.temperature)
 
     def task_loss(self, params: Params, task: Samples) -> Tensor:
         """The mean loss of one task."""
@@ -149,7 +150,7 @@ class SampleObjective:
         """The loss of all tasks on a minibatch; its gradient is added to `.grad` of the parameters."""
         total = 0.0
         with placed(params, self.compute.where) as here:
-            for loss in batch_losses(self.predict, here, batch, self.shares, self.batch):
+            for loss in batch_losses(self.predict, here, batch, self.shares, self.batch, self.temperature):
                 if loss.requires_grad:
                     torch.autograd.backward(loss)
                 total += float(loss.detach())
@@ -160,6 +161,12 @@ class SampleObjective:
         fit = [[row for row in own if not judges(row)] for own in self._rows]
         judge = [[row for row in own if judges(row)] or own for own in self._rows]
         return self._on(fit), self._on(judge)
+
+    def softened(self, temperature: float) -> SampleObjective:
+        """The same loss at this temperature."""
+        other = copy(self)
+        other.temperature = temperature
+        return other
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> SampleObjective:
         """The objective with the arrival's answers on its task's samples, as many as this fold keeps: shares only shrink."""

@@ -104,6 +104,10 @@ class ShardedObjective(_Shared):
         fit, judge = self._objective.split()
         return ShardedObjective(fit, self._team), ShardedObjective(judge, self._team)
 
+    def softened(self, temperature: float) -> ShardedObjective:
+        """The same loss at this temperature."""
+        return ShardedObjective(self._objective.softened(temperature), self._team)
+
     def __call__(self, params: Params) -> Tensor:
         losses = self.task_losses(params).values()
         return torch.tensor(sum(s * v for s, v in zip(self.shares, losses, strict=True)), dtype=torch.float64)
@@ -200,7 +204,7 @@ class SplitObjective(_Shared):
 
         def losses(here: Params) -> Iterator[Tensor]:
             if rows:
-                yield from batch_losses(objective.predict, here, rows, weights, objective.batch)
+                yield from batch_losses(objective.predict, here, rows, weights, objective.batch, objective.temperature)
 
         return self._accumulate(params, losses, 1.0)
 
@@ -208,6 +212,10 @@ class SplitObjective(_Shared):
         """The same loss on most of the samples, and on those that are held back."""
         fit, judge = self._objective.split()
         return SplitObjective(fit, self._team), SplitObjective(judge, self._team)
+
+    def softened(self, temperature: float) -> SplitObjective:
+        """The same loss at this temperature."""
+        return SplitObjective(self._objective.softened(temperature), self._team)
 
     def _accumulate(self, params: Params, losses: Callable[[Params], Iterator[Tensor]], scale: float) -> float:
         total = 0.0

@@ -21,8 +21,8 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     tensors have S/k for their one direction. The gains c start at c_0 = `shrink`·c*, c* = argmin L over one common gain, D at 0.
     Then come `steps` of Adam for each task, `most` in all, or the share L(start)/`far` of them where the start is near already,
     at least a quarter. A step sees `batch` samples and copies, and moves the gains at `rate`, D at `weight_rate` of the root mean
-    square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged). What was taught is carried on:
-    R_k = `carry`·(R_{k−1} + taught).
+    square of an arrival's update. L is the mean over tasks of KL(arrival ‖ merged); a step has both at `temperature`. What was taught is
+    carried on: R_k = `carry`·(R_{k−1} + taught).
 
     One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
     more than n samples can tell, one part in √n; then it is taken again at a third and a ninth of the rates. If the best of it is not
@@ -43,6 +43,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     shrink: float = 0.78
     carry: float = 0.8
     far: float = 0.12
+    temperature: float = 2.0
     start: Literal["auto", "flat", "mean", "base"] = "auto"
     labels: bool = False
     linear: str | None = None
@@ -51,6 +52,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         for option in ("steps", "most", "rate", "weight_rate", "shrink", "far"):
             check_range(self, option, 0.0, float("inf"))
         check_range(self, "batch", 1, float("inf"))
+        check_range(self, "temperature", 1.0, 100.0)
         check_range(self, "carry", 0.0, 1.0)
 
     @property
@@ -74,7 +76,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
         steps = self._steps(at.step, found.loss)
         rates = self.rate, self.weight_rate * facts["update"]
         course = Course(begin, directions, steps, self.batch, *rates, given.progress)
-        taught = course.teach(fit, glance, slower=max(0, int(at.facts.get("slower", 0)) - 1))
+        taught = course.teach(fit.softened(self.temperature), glance, slower=max(0, int(at.facts.get("slower", 0)) - 1))
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
         facts |= {"gradients": taught.lessons * steps * share_of_gradient(self.batch, given.objective)}
         facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
