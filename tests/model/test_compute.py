@@ -15,6 +15,7 @@ from mergeway.errors import OptionError
 from mergeway.model.compute import carry_back, choose
 from mergeway.model.model import Classifier
 from mergeway.model.tangent import Tangent
+from mergeway.rules.steer.directions import Directions
 from mergeway.train import Training, finetune
 
 
@@ -177,6 +178,24 @@ def test_every_user_of_a_model_takes_them(folder):
         torch.testing.assert_close(tuned[1][name], tuned[0][name], rtol=0, atol=2e-4)
     aligned = [align(s.model, merged[0], tuned[0], samples, Alignment()).after for s in (plain, small)]
     assert aligned[0] == pytest.approx(aligned[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_rule_multiplies_in_the_precision_of_the_model(folder, half):
+    """What `steer` learns about its directions is rounded as its model's products are, and the gains stay float32."""
+    suite = mw.load_suite(folder, compute=mw.Compute(autocast=half))
+    objective = suite.objective([t.name for t in suite.tasks])
+    generator = torch.Generator().manual_seed(3)
+    stream = [("w", torch.randn(12, 8, generator=generator))]
+    directions = Directions.of_sum(stream, 1, lambda name, shape: True)
+    gradient = {"w": torch.randn(12, 8, generator=generator)}
+    exact = directions.of_gains(gradient)["w"]
+    for part in (objective, objective.split()[0], objective.softened(2.0)):
+        with part.precision:
+            found = directions.of_gains(gradient)["w"]
+        assert found.dtype is torch.float32
+        assert torch.equal(found, exact) != half
+        torch.testing.assert_close(found, exact, atol=3e-2, rtol=0)
 
 
 def test_autocast_and_checkpointing_reach_a_trunk(folder, tmp_path, call):

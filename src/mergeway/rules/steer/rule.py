@@ -43,7 +43,7 @@ class Steer(SeesMatrices, WantsAnswers, ModelRule):
     shrink: float = 0.78
     carry: float = 0.8
     far: float = 0.12
-    temperature: float = 2.0
+    temperature: float = 3.0
     start: Literal["auto", "flat", "mean", "base"] = "auto"
     labels: bool = False
     linear: str | None = None
