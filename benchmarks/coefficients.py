@@ -1,7 +1,7 @@
 """A control for `steer`, in one shot: one coefficient for every task and tensor, taught by the same answers.
 
-What AdaMerging and SAMerging move: θ = ψ_0 + Σ_i λ_{i,n} δ_{i,n} for every tensor n, λ from 1/k, by Adam on KL(expert ‖ merged),
-with every expert at hand at once and as many batches as a stream of `steer` takes in all its folds. The rates stand side by side;
+What AdaMerging and SAMerging move: θ = ψ_0 + Σ_i λ_{i,n} δ_{i,n} for every tensor n, λ from 1/k, by Adam on KL(expert ‖ merged) at the
+temperature of `steer`, with every expert at hand at once and as many batches as a stream of `steer` takes in all its folds. The rates stand side by side;
 taking the best one means choosing by test data, which favours this control.
 
     python benchmarks/coefficients.py SUITE [--rates 3e-3,1e-2,3e-2] [--samples 1024] [--number 0] [--out FILE]
@@ -49,6 +49,7 @@ def main() -> None:
 def taught(suite: Any, rate: float, samples: int, number: int) -> Numbers:
     """Mean test accuracy over all tasks, and the loss of the last tenth of the batches."""
     from mergeway.checkpoint import open_checkpoint
+    from mergeway.rules import Steer
 
     order = [task.name for task in suite.tasks]
     base = open_checkpoint(suite.base)
@@ -60,7 +61,7 @@ def taught(suite: Any, rate: float, samples: int, number: int) -> Numbers:
         expert = {n: checkpoint.read(n).float() for n in names}
         objective = objective.taught([1.0] * k, lambda expert=expert: expert, True)
         deltas.append({n: expert[n] - start[n] for n in names})
-    objective = objective.seen(len(order))
+    objective = objective.seen(len(order)).softened(Steer().temperature)
     moved = [n for n in names if any(bool(d[n].any()) for d in deltas)]
     shares = {n: torch.full((len(order),), 1 / len(order)) for n in moved}
     adam, losses = torch.optim.Adam([*shares.values()], lr=rate), []
