@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +13,13 @@ from mergeway.calibration.loss import Predict, targets, total_loss
 from mergeway.calibration.samples import Samples, shares
 from mergeway.calibration.teaching import with_copies
 from mergeway.core.tensors import whole_numbers
-from mergeway.model.inputs import Params
+from mergeway.model.inputs import Inputs, Params
 from mergeway.model.model import Encoder, scaled_cosine
 
 # A few rows of every task, each with its label or its one answer.
 Batch = Sequence[Samples]
+# A forward pass with these parameters, and the part of the loss that it finds.
+Pass = Callable[[Params], Tensor]
 DOCUMENT = 4  # samples that a document counts for in a batch: it is judged at every token
 
 
@@ -39,40 +43,58 @@ def draw_batches(
         yield batch
 
 
-def batch_losses(
-    predict: Predict, params: Params, batch: Batch, weights: Sequence[float], most: int, temperature: float = 1.0
-) -> Iterator[Tensor]:
-    """What each pass over the batch adds to Σ_j weight_j · mean loss of task j; at most `most` rows a pass.
+def batch_passes(
+    predict: Predict, batch: Batch, weights: Sequence[float], most: int, temperature: float = 1.0
+) -> list[Pass]:
+    """The passes over a batch, at most `most` rows each: what one adds to Σ_j weight_j · mean loss of task j.
 
     An encoder reads the rows of all tasks together, texts of like length side by side; the heads come after it.
     """
     if isinstance(predict, Encoder):
-        yield from _together(predict, params, batch, weights, most, temperature)
-        return
+        return _together(predict, batch, weights, most, temperature)
+    passes: list[Pass] = []
     for task, weight in zip(batch, weights, strict=True):
         total = targets(task)
         for start in range(0, len(task), most):
             rows = task.rows(slice(start, start + most)).trimmed()
             if targets(rows):
-                logits = predict(params, rows.inputs, rows.head)
-                yield total_loss(logits, rows, temperature) * (weight / total)
+                passes.append(partial(_alone, predict, rows, weight / total, temperature))
+    return passes
 
 
-def _together(
-    encoder: Encoder, params: Params, batch: Batch, weights: Sequence[float], most: int, temperature: float
-) -> Iterator[Tensor]:
+def _alone(predict: Predict, rows: Samples, share: float, temperature: float, params: Params) -> Tensor:
+    return total_loss(predict(params, rows.inputs, rows.head), rows, temperature) * share
+
+
+def _together(encoder: Encoder, batch: Batch, weights: Sequence[float], most: int, temperature: float) -> list[Pass]:
     owner = torch.cat([torch.full((len(task),), k) for k, task in enumerate(batch)])
     place = torch.cat([torch.arange(len(task)) for task in batch])
     names = batch[0].inputs
     whole = Samples("", {n: torch.cat([task.tensors[n] for task in batch]) for n in names}, owner)
     order = torch.arange(len(whole)) if whole.mask is None else whole.mask.sum(-1).argsort(stable=True)
+    passes: list[Pass] = []
     for part in torch.split(order, most):
-        features = encoder.features(params, whole.rows(part).trimmed().inputs)
-        losses: list[Tensor] = []
+        heads: list[_Headed] = []
         for k, (task, weight) in enumerate(zip(batch, weights, strict=True)):
             mine = (owner[part] == k).nonzero().flatten()
             if len(mine):
-                rows = task.rows(place[part[mine]])
-                logits = scaled_cosine(encoder.scale, features[mine], task.head)
-                losses.append(total_loss(logits, rows, temperature) * (weight / len(task)))
-        yield torch.stack(losses).sum()
+                heads.append(_Headed(mine, task.rows(place[part[mine]]), weight / len(task)))
+        passes.append(partial(_under_heads, encoder, whole.rows(part).trimmed().inputs, heads, temperature))
+    return passes
+
+
+class _Headed(NamedTuple):
+    """The rows of a pass that are one task's: where they stand in it, what they are, and what each counts."""
+
+    places: Tensor
+    rows: Samples
+    share: float
+
+
+def _under_heads(
+    encoder: Encoder, inputs: Inputs, heads: Sequence[_Headed], temperature: float, params: Params
+) -> Tensor:
+    features = encoder.features(params, inputs)
+    logits = (scaled_cosine(encoder.scale, features[own.places], own.rows.head) for own in heads)
+    losses = [total_loss(found, own.rows, temperature) * own.share for found, own in zip(logits, heads, strict=True)]
+    return torch.stack(losses).sum()

@@ -9,7 +9,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from mergeway.calibration.batches import Batch, batch_losses, draw_batches
+from mergeway.calibration.batches import Batch, batch_passes, draw_batches
 from mergeway.calibration.loss import Predict, mean_loss, targets
 from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, judges, shares
 from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of, told_apart
@@ -150,7 +150,8 @@ class SampleObjective:
         """The loss of all tasks on a minibatch; its gradient is added to `.grad` of the parameters."""
         total = 0.0
         with placed(params, self.compute.where) as here:
-            for loss in batch_losses(self.predict, here, batch, self.shares, self.batch, self.temperature):
+            for one in batch_passes(self.predict, batch, self.shares, self.batch, self.temperature):
+                loss = one(here)
                 if loss.requires_grad:
                     torch.autograd.backward(loss)
                 total += float(loss.detach())

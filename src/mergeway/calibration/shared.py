@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from mergeway.calibration.batches import Batch, batch_losses
+from mergeway.calibration.batches import Batch, Pass, batch_passes
 from mergeway.calibration.loss import Predict, targets
 from mergeway.calibration.objective import Objective
 from mergeway.calibration.sample_objective import SampleObjective
@@ -63,8 +63,8 @@ class _Shared:
         raise NotImplementedError
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:
-        """Refused: arrivals are asked before the work is shared."""
-        raise NotImplementedError
+        """The objective itself with the arrival's answers: every rank asks for itself, and hears the same."""
+        return self._objective.taught(weights, arrival, always)
 
     def task_data(self, k: int) -> tuple[Predict, Samples]:
         """The model and the samples of one task."""
@@ -73,6 +73,17 @@ class _Shared:
     def newest(self) -> tuple[Predict, Samples]:
         """The model and the samples of the task that came last."""
         return self._objective.newest()
+
+    def _own_passes(self, batch: Batch) -> list[Pass]:
+        """Those over this rank's share of a minibatch's rows."""
+        mine = [task.rows(slice(self._team.rank, None, self._team.count)) for task in batch]
+        parts = [targets(own) / max(1, targets(task)) for own, task in zip(mine, batch, strict=True)]
+        kept = [(own, share * part) for own, share, part in zip(mine, self.shares, parts, strict=True) if part]
+        return self._passes([own for own, _ in kept], [weight for _, weight in kept]) if kept else []
+
+    def _passes(self, batch: Batch, weights: Sequence[float]) -> list[Pass]:
+        ours = self._objective
+        return batch_passes(ours.predict, batch, weights, ours.batch, ours.temperature)
 
     def _own_batches(self, task: Samples) -> Iterator[tuple[Samples, float]]:
         """Micro-batches of this rank's samples; all ranks have as many, for each takes part in every gathering."""
@@ -131,12 +142,40 @@ class ShardedObjective(_Shared):
         self._load(params)
         total = 0.0
         for rows, share in self._own_batches(task):
-            loss = self._objective.loss({}, rows) * share
-            # The ranks' gradients are averaged on their way.
-            torch.autograd.backward(scale * self._team.count * loss)
-            total += float(loss.detach())
+            total += self._backward(self._objective.loss({}, rows) * share, scale)
         self._collect(params)
         return self._team.add_up([total])[0]
+
+    def accumulate_batch(self, params: Params, batch: Batch) -> float:
+        """The loss on a minibatch, each rank having its share of the rows; its rows of the gradient are added to `.grad`."""
+        self._load(params)
+        passes, total = self._own_passes(batch), 0.0
+        # Each rank takes part in every gathering of a block, so all make as many passes.
+        missing = max(self._team.gather(len(passes))) - len(passes)
+        for one in [*passes, *[self._idle_pass(batch)] * missing]:
+            total += self._backward(one({}), 1.0)
+        self._collect(params)
+        return self._team.add_up([total])[0]
+
+    def _backward(self, loss: Tensor, scale: float) -> float:
+        """The loss; its gradient is left in the model unless nobody wants one. The ranks' gradients are averaged on their way."""
+        if loss.requires_grad:
+            torch.autograd.backward(scale * self._team.count * loss)
+        return float(loss.detach())
+
+    def _idle_pass(self, batch: Batch) -> Pass:
+        """One row that counts nothing."""
+        rows = (task.rows(slice(row, row + 1)) for task in batch for row in range(len(task)))
+        return next(passes[0] for row in rows if (passes := self._passes([row], [0.0])))
+
+    def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:
+        """The objective itself with the answers of an arrival of which each rank has its rows; every rank hears the same."""
+
+        def loaded() -> Params:
+            self._load(arrival())
+            return {}
+
+        return super().taught(weights, loaded, always)
 
     def _load(self, params: Params) -> None:
         """Put the ranks' rows into the model."""
@@ -195,18 +234,8 @@ class SplitObjective(_Shared):
 
     def accumulate_batch(self, params: Params, batch: Batch) -> float:
         """The loss on a minibatch, each rank having its share of the rows; its gradient is added to `.grad`."""
-        rank, count = self._team.rank, self._team.count
-        mine = [task.rows(slice(rank, None, count)) for task in batch]
-        parts = [targets(own) / max(1, targets(task)) for own, task in zip(mine, batch, strict=True)]
-        kept = [(own, share * part) for own, share, part in zip(mine, self.shares, parts, strict=True) if part]
-        rows, weights = [own for own, _ in kept], [weight for _, weight in kept]
-        objective = self._objective
-
-        def losses(here: Params) -> Iterator[Tensor]:
-            if rows:
-                yield from batch_losses(objective.predict, here, rows, weights, objective.batch, objective.temperature)
-
-        return self._accumulate(params, losses, 1.0)
+        passes = self._own_passes(batch)
+        return self._accumulate(params, lambda here: (one(here) for one in passes), 1.0)
 
     def split(self) -> tuple[SplitObjective, SplitObjective]:
         """The same loss on most of the samples, and on those that are held back."""

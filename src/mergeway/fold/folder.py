@@ -87,7 +87,16 @@ class Folder:
         if objective is None or self.asks != "tasks":
             return objective
         always = isinstance(self.rule, WantsAnswers) and self.rule.asks_arrivals
-        return objective.taught(weights, lambda: {n: arrival.read(n) for n in self.base.merged_infos}, always)
+        asking, names = self.shared(objective), self.base.merged_infos
+        return asking.taught(weights, lambda: {n: self.held(arrival.read(n)) for n in names}, always)
+
+    def shared(self, objective: Objective) -> Objective:
+        """The objective with the work on it shared between the ranks."""
+        return objective
+
+    def held(self, tensor: Tensor) -> Tensor:
+        """What this rank holds of a tensor."""
+        return tensor
 
     def fold(
         self, arrivals: Sequence[Arrival], standing: Standing, objective: Objective | None, to: Target

@@ -43,12 +43,20 @@ class ModelFolder(Folder):
     def asks(self) -> Asks:
         return "tasks"
 
+    def shared(self, objective: Objective) -> Objective:
+        if self.team.count == 1:
+            return objective
+        return (ShardedObjective if self._in_rows else SplitObjective)(objective, self.team)
+
+    def held(self, tensor: Tensor) -> Tensor:
+        return cut(tensor, self.team) if self._in_rows else tensor
+
     def fold(
         self, arrivals: Sequence[Arrival], standing: Standing, objective: Objective | None, to: Target
     ) -> tuple[Fold, Mapping[str, object]]:
         [arrival] = arrivals
         assert objective is not None
-        objective = self._shared(objective)
+        objective = self.shared(objective)
         at = standing.at.next(arrival.weight)
         state = standing.state
         held = {slot: self._lent(state.read, slot) for slot in self.rule.slots} if state else {}
@@ -82,17 +90,10 @@ class ModelFolder(Folder):
         """
 
         def one(name: str) -> Tensor:
-            tensor = read(slot_name(slot, name) if slot else name)
-            tensor = cut(tensor, self.team) if self._in_rows else tensor
+            tensor = self.held(read(slot_name(slot, name) if slot else name))
             return tensor.to(wide(self.base.merged_infos[name].dtype))
 
         return ReadAnew(sorted(n for n in self.base.merged_infos if self.base.stored_as(n) == n), one)
-
-    def _shared(self, objective: Objective) -> Objective:
-        """The objective with the work on it shared between the ranks."""
-        if self.team.count == 1:
-            return objective
-        return (ShardedObjective if self._in_rows else SplitObjective)(objective, self.team)
 
     def _write(self, sink: Sink, name: str, info: TensorInfo, tensor: Tensor) -> None:
         """What this rank has to write: its rows, or all of it if it is the lead."""

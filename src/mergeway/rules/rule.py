@@ -241,7 +241,7 @@ class WantsAnswers(WantsSamples):
 
 
 class ByRows:
-    """A model rule that never looks at the shape of a matrix: each rank may hold its rows of the model only."""
+    """A model rule whose ranks may each hold their rows of the model only; a matrix that it must see whole it brings together."""
 
 
 class Look(typing.Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mergeway.rules.options import check_range
-from mergeway.rules.rule import Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
+from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
 from mergeway.rules.steer.looks import glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
@@ -14,7 +14,7 @@ from mergeway.rules.steer.teach import Course, share_of_gradient
 
 
 @dataclass(frozen=True)
-class Steer(SeesMatrices, WantsAnswers, ModelRule):
+class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
     """Ψ_k = ψ_0 + R_{k−1} + U diag(c·ℓ) Vᵀ + D for every matrix U Σ Vᵀ of S = k·Σ w_i δ_i / W_k; Ψ_1 = ψ_1.
 
     ℓ is σ̄ for every direction (a flat spectrum) or σ/k (the mean of the updates), whichever starts at the lower loss. Other

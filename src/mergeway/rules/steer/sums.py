@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mergeway.core.linalg import squared_norm
 from mergeway.rules.rule import Fold, Incoming, Params
-from mergeway.rules.steer.directions import Directions
+from mergeway.rules.steer.directions import Directions, whole_shape
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,15 @@ class Sums:
 
     def directions(self, sees_matrix: Callable[[str, tuple[int, ...]], bool]) -> Directions:
         """Those of S = k·Σ w_i δ_i / W_k, under a flat spectrum."""
-        return Directions.of_sum(((n, s / self.at.mean_weight) for n, s in self.total()), self.at.step, sees_matrix)
+        total = ((n, s / self.at.mean_weight) for n, s in self.total())
+        return Directions.of_sum(total, self.at.step, sees_matrix, self.given.team)
 
     def squares(self, matrices: Collection[str]) -> tuple[float, float]:
         """‖ψ_0‖² and ‖Σ w_i δ_i‖² over these tensors."""
         base = math.fsum(squared_norm(self.given.base[n]) for n in matrices)
-        return base, math.fsum(squared_norm(s) for n, s in self.total() if n in matrices)
+        total = math.fsum(squared_norm(s) for n, s in self.total() if n in matrices)
+        base, total = self.given.team.add_up([base, total])
+        return base, total
 
 
 def sizes_of_updates(
@@ -58,11 +61,12 @@ def sizes_of_updates(
     for n, b in given.base.items():
         moved = (given.arrival[n] - b).double()
         squares.append(squared_norm(moved))
-        spread.extend(squares[-1:] if sees_matrix(n, tuple(b.shape)) else [])
+        spread.extend(squares[-1:] if sees_matrix(n, whole_shape(b, given.team)) else [])
         count += int(moved.count_nonzero())
-    new = math.sqrt(math.fsum(squares) / count) if count else 0.0
+    square, apart, number = given.team.add_up([math.fsum(squares), math.fsum(spread), float(count)])
+    new = math.sqrt(square / number) if number else 0.0
     before = at.facts.get("update", 0.0)
     return {
         "update": before + (new - before) / at.step,
-        "spread": at.facts.get("spread", 0.0) + at.weight * math.fsum(spread),
+        "spread": at.facts.get("spread", 0.0) + at.weight * apart,
     }

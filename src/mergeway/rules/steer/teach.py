@@ -37,6 +37,9 @@ class Lesson:
         self.model = model
         self._directions, self._gains = directions, directions.gains(0.0)
         self._moving = {n: model[n].requires_grad_() for n in directions.names}
+        self._gradients = {n: torch.zeros_like(weight) for n, weight in self._moving.items()}
+        for n, weight in self._moving.items():
+            weight.grad = self._gradients[n]
         groups = [
             {"params": [*self._gains.values()], "lr": rate},
             {"params": [*self._moving.values()], "lr": weight_rate},
@@ -54,14 +57,14 @@ class Lesson:
         for rows in loss.batches(steps, batch):
             for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
                 group["lr"] = rate * _share_of_rate(len(losses), steps)
-            self._adam.zero_grad(set_to_none=False)
+            for gradient in self._gradients.values():
+                gradient.zero_()
             losses.append(loss.accumulate_batch(self.model, rows))
             self._progress.describe(f"teaching, loss {losses[-1]:.3f}")
             self._progress.advance(1)
-            gradients = {n: _gradient(weight) for n, weight in self._moving.items()}
             before = {n: g.clone() for n, g in self._gains.items()}
             with loss.precision:
-                for n, gradient in self._directions.of_gains(gradients).items():
+                for n, gradient in self._directions.of_gains(self._gradients).items():
                     self._gains[n].grad = gradient
                 self._adam.step()  # pyright: ignore[reportUnknownMemberType]
                 # Adam has moved the weights themselves; what the gains have gained is added to them.
@@ -134,12 +137,6 @@ def share_of_gradient(batch: int, objective: Objective) -> float:
     """What a batch costs against one gradient over all samples; a function of your own is all there is."""
     samples = sum(len(task) for task in objective.tasks)
     return rows_in_a_batch(objective.tasks, batch) / samples if samples else 1.0
-
-
-def _gradient(leaf: torch.Tensor) -> torch.Tensor:
-    if leaf.grad is None:
-        leaf.grad = torch.zeros_like(leaf)
-    return leaf.grad
 
 
 def _share_of_rate(step: int, steps: int) -> float:
