@@ -1,4 +1,4 @@
-"""What a rank of `ode` holds: less, the more ranks there are."""
+"""What a rank of `ode` or `steer` holds: less, the more ranks there are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def peak(job: subprocess.Popen, ranks: int) -> int:
     return found
 
 
-def test_a_rank_holds_less_the_more_there_are(tmp_path):
+@pytest.mark.parametrize(("rule", "options"), [("ode", {"step": 0.5}), ("steer", {"steps": 1})])
+def test_a_rank_holds_less_the_more_there_are(tmp_path, rule, options):
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
@@ -59,7 +60,7 @@ def test_a_rank_holds_less_the_more_there_are(tmp_path):
     peaks = {}
     for ranks in (1, 4):
         trunk = tmp_path / f"trunk-{ranks}"
-        mw.Trunk.create(trunk, tmp_path / "base", "ode", step=0.5).add(
+        mw.Trunk.create(trunk, tmp_path / "base", rule, **options).add(
             tmp_path / "first", data=str(tmp_path / "first.npz")
         )
         words = ["add", trunk, tmp_path / "second", "--data", tmp_path / "second.npz", "--threads", "1"]
@@ -69,5 +70,5 @@ def test_a_rank_holds_less_the_more_there_are(tmp_path):
         peaks[ranks] = peak(job, ranks)
         for pipe in (job.stdout, job.stderr):
             pipe.close()
-    # Three vectors of 4 bytes a parameter on one rank; a quarter of five on each of four. An import takes 350 MB of either.
+    # Bytes a parameter: 12 on one rank and 20/4 on each of four by `ode`, 19 and 26/4 + 2 by `steer`. An import takes 350 MB of either.
     assert peaks[4] < 0.87 * peaks[1], peaks

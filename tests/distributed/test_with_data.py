@@ -145,6 +145,47 @@ def test_a_stream_in_one_go_is_the_same_on_several_ranks(tmp_path, rule, ranks):
         assert max(float((average[n] - t).abs().max()) for n, t in one.items() if t.is_floating_point()) > 1e-3
 
 
+OWN_RULE = """
+from dataclasses import dataclass
+
+import mergeway as mw
+
+
+@dataclass(frozen=True)
+class Nudged(mw.rules.WantsSamples, mw.rules.ModelRule):
+    name = "nudged"
+    title = "the mean of the arrival and what there was, moved down the loss"
+    paper = "none"
+    slots = ("model",)
+
+    def merge(self, at, given):
+        before = given.state.get("model", given.base)
+        model = {n: ((t + before[n]) / 2).requires_grad_() for n, t in given.arrival.items()}
+        fit, _ = given.objective.softened(2.0).split()
+        for rows in fit.batches(3, 7):
+            fit.accumulate_batch(model, rows)
+        given.objective.accumulate(model)
+        moved = {n: (t if t.grad is None else t - 0.1 * t.grad).detach() for n, t in model.items()}
+        return mw.rules.Merged({"model": moved}, moved, dict(given.objective.task_losses(moved)))
+"""
+
+
+def test_a_rule_of_ones_own_has_the_whole_model_on_every_rank(tmp_path):
+    """One that does not say that it can do with rows: batches, gradients and losses are those of one process."""
+    suite = load_suite(tiny.vision_suite(tmp_path / "suite"))
+    (tmp_path / "own.py").write_text(OWN_RULE)
+    experts = [task.expert for task in suite.tasks]
+    words = ["merge", suite.base, *experts, "--rule", f"{tmp_path / 'own.py'}:Nudged", "--suite", suite.path]
+    assert main([*map(str, words), "--out", str(tmp_path / "one")]) == 0
+    code, _, err = torchrun.finish(torchrun.start(*words, "--out", tmp_path / "two"))
+    assert code == 0, err
+    one, two = (load_file(tmp_path / side / "model.safetensors") for side in ("one", "two"))
+    last = load_file(experts[-1] / "model.safetensors")
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-5)
+    assert max(float((last[n] - t).abs().max()) for n, t in one.items() if t.is_floating_point()) > 1e-3
+
+
 @pytest.mark.parametrize("rule", ["fisher", "regmean"])
 def test_what_an_arrival_brings_is_the_same_on_every_rank(tmp_path, rule):
     """Fisher information and Gram matrices are worked out by each rank for itself, so that the files have the same bits."""
