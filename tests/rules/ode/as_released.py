@@ -73,7 +73,7 @@ class TiltedTasks:
     def batches(self, *_: object) -> None:
         raise NotImplementedError
 
-    task_data = newest = accumulate_batch = split = taught = batches
+    task_data = newest = accumulate_batch = split = taught = softened = precision = batches
 
 
 def parts(task: Tilted, most: int = 8) -> list[Tilted]:

@@ -40,7 +40,7 @@ class Tasks:
     def batches(self, *_: object) -> None:
         raise NotImplementedError
 
-    task_data = newest = accumulate_batch = split = batches
+    task_data = newest = accumulate_batch = split = softened = precision = batches
 
     def taught(self, *_: object, **__: object) -> Tasks:
         return self
