@@ -15,7 +15,7 @@ from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.errors import OptionError
 from mergeway.fold.merge import fold_steps
 from mergeway.rules.steer.directions import Directions
-from mergeway.rules.steer.looks import is_clearly_lower
+from mergeway.rules.steer.looks import is_clearly_higher, is_clearly_lower
 from mergeway.rules.steer.start import line_search
 from mergeway.rules.steer.teach import Course
 
@@ -71,7 +71,8 @@ class Adam:
 class Oracle:
     """The stream as the page has it, one arrival after another, in float64.
 
-    Where the line search ended, which lesson was the best, how much of it was kept and whether a fold fell back are taken as given.
+    Where the line search ended, which lesson was the best, how much of it was kept, whether a fold fell back, and whether it carried
+    on what it had taught, are taken as given.
     """
 
     def __init__(self, base, gradient, steps, most, rate, weight_rate, shrink, carry, start, far=0.0):
@@ -88,7 +89,7 @@ class Oracle:
         moved = [np.concatenate([d.ravel() for d in delta.values()]) for delta in self.deltas]
         return np.mean([np.sqrt((m[m != 0] ** 2).mean()) for m in moved])
 
-    def add(self, delta, weight, best=None, fell_back=None, mean=False, kept=1.0, slower=0):
+    def add(self, delta, weight, best=None, fell_back=None, mean=False, kept=1.0, slower=0, lost=False):
         """The deployed model after this arrival; `fell_back` says to what, `mean` or `flat`, `kept` how much of the lesson is."""
         self.deltas.append(delta)
         self.weights.append(weight)
@@ -110,11 +111,11 @@ class Oracle:
         self.start = {n: b + self.carried[n] + self.flat(n, self.shrink * best) for n, b in self.base.items()}
         end = self.taught(min(self.steps * k, self.most), 3.0**-slower)
         self.end = {n: (1 - kept) * self.start[n] + kept * end[n] for n in end}
-        if fell_back:
-            self.carried = {n: np.zeros_like(b) for n, b in self.base.items()}
-            return {n: b + self.plain(n, fell_back, over) for n, b in self.base.items()}
-        self.carried = {n: self.carry * (self.carried[n] + self.end[n] - self.start[n]) for n in self.base}
-        return self.end
+        self.carried = {
+            n: np.zeros_like(b) if lost else self.carry * (self.carried[n] + self.end[n] - self.start[n])
+            for n, b in self.base.items()
+        }
+        return {n: b + self.plain(n, fell_back, over) for n, b in self.base.items()} if fell_back else self.end
 
     def plain(self, name, kind, over):
         """The mean of the updates, or for a linear weight U Vᵀ at 0.09·A²·‖base‖ over ‖S‖ (A² = ‖S‖²/Σ‖δ‖²), between 1.8/k and 1.5 of σ̄."""
@@ -198,7 +199,10 @@ def compare(s, weights, options, objective=None):
         mean = bool(facts.get("from_mean"))
         best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
         fell_back = ("flat" if facts["plain_flat"] else "mean") if facts.get("fell_back") else None
-        expected = oracle.add(delta, weight, best, fell_back, mean, facts.get("kept", 1.0), facts.get("slower", 0))
+        lost = "held_end" in facts and not facts["held_end"] <= facts["held_plain"]
+        expected = oracle.add(
+            delta, weight, best, fell_back, mean, facts.get("kept", 1.0), facts.get("slower", 0), lost
+        )
         assert facts["update"] == pytest.approx(oracle.update, rel=1e-9)
         wanted = {n: expected[n] - oracle.base[n] for n in expected}
         assert relative_error(updates_of(s.base, step.params), wanted) < 1e-6
@@ -354,16 +358,19 @@ LITTLE = [6.0, 6.0, 6.0, 6.0, 5.9]  # a lesson of which nothing is worth keeping
     ("said", "kept", "slower", "lessons"),
     [
         ([4.0, 4.0, 4.0, 4.0, 4.0], 1.0, 0, 1),
-        ([4.0, 3.0, 5.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.5, 0, 3),
-        ([math.nan, 3.0, 2.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.25, 0, 3),
-        ([math.nan] * 4 + [6.0, 5.0, 3.0, 2.0, 1.0, 7.0, *LITTLE], 0.125, 1, 3),
+        ([4.0, 3.0, 5.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.5, 0, 4),
+        ([math.nan, 3.0, 2.0, 6.0, 7.0, *LITTLE, *LITTLE], 0.25, 0, 4),
+        ([math.nan] * 4 + [6.0, 5.0, 3.0, 2.0, 1.0, 7.0, *LITTLE], 0.125, 1, 4),
         ([*LITTLE, 4.0, 5.0, 6.0, 6.0, 6.0], 1.0, 1, 2),
         ([*LITTLE, *LITTLE, 4.0, 3.0, 2.0, 1.0, 0.5], 0.0, 2, 3),
     ],
     ids=["all", "half", "a quarter", "an eighth at a third", "all at a third", "nothing at a ninth"],
 )
 def test_as_much_of_the_best_lesson_is_kept_as_what_is_held_back_likes_best(said, kept, slower, lessons, carry):
-    """What is carried on is that much, too, and the next fold begins its tries one above the best of this one."""
+    """What is carried on is that much, too, and the next fold begins its tries one above the best of this one.
+
+    The best one is given again if another came after it.
+    """
     s = make_stream(26, count=4, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
     values = iter([9.0, *said])
@@ -408,15 +415,15 @@ def test_all_samples_choose_what_to_fall_back_to(wanted, weights):
     assert relative_error(updates_of(s.base, last.params), updates_of(s.base, target)) < 1e-9
 
 
-@pytest.mark.parametrize(("whole", "kept", "lessons"), [(1.2, 1.0, 1), (1.3, 0.5, 2), (math.nan, 0.5, 2)])
+@pytest.mark.parametrize(("whole", "kept", "lessons"), [(1.2, 1.0, 1), (1.3, 0.5, 3), (math.nan, 0.5, 3)])
 def test_a_lesson_is_kept_whole_unless_a_part_is_clearly_better(whole, kept, lessons):
     """With 16 samples, by a quarter."""
     values = iter([whole, 1.0, 2.0, 2.0, 2.0] + [3.0] * 10)
     loss = FunctionObjective(lambda params: torch.tensor(1.0))
     loss.tasks = [range(8)] * 2
     course = Course(dict, Directions({}, {}, {}, {}), steps=0, batch=1, rate=0.1, weight_rate=0.1)
-    taught = course.teach(loss, lambda params: next(values), slower=0)
-    assert (taught.kept, taught.lessons) == (kept, lessons)
+    _, taught, given = course.teach(loss, lambda params: next(values), slower=0)
+    assert (taught.kept, given) == (kept, lessons)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +436,8 @@ def test_few_samples_must_be_surer(one, samples, wanted):
     loss.tasks = [range(count) for count in samples]
     assert is_clearly_lower(one, 1.0, loss) == wanted
     assert not is_clearly_lower(math.nan, 1.0, loss)
+    assert is_clearly_higher(1.0, one, loss) == wanted
+    assert is_clearly_higher(math.nan, 1.0, loss)
 
 
 def _never_content(target):
@@ -457,7 +466,16 @@ def test_a_loss_that_is_no_number_on_what_was_held_back_falls_back():
     assert facts[-1]["fell_back"] == 1.0
 
 
-def test_nothing_is_carried_on_from_a_stream_that_always_fell_back():
+def test_what_cannot_be_told_from_the_plain_merge_is_carried_on():
+    """The plain merge is deployed, and the next fold builds on the lesson; the oracle has both."""
+    s = make_stream(19, count=4, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
+    level = Disagreeing(torch_loss, lambda params: torch.tensor(1.0), {2, 3})
+    facts = compare(s, [1.0] * 4, OPTIONS | {"carry": 0.6}, level)
+    assert [f["fell_back"] for f in facts[1:]] == [1.0, 1.0, 0.0]
+
+
+def test_nothing_is_carried_on_from_a_stream_that_always_ends_worse():
     """With every fold at the mean, the third is what it would be without the second's teaching, whatever is carried."""
     s = make_stream(19, count=3, dtype=torch.float64)
     torch_loss, _ = loss_of(s.arrivals, [1.0] * 3)

@@ -25,6 +25,16 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
 
 
 def is_clearly_lower(one: float, other: float, loss: Objective) -> bool:
-    """Whether it is lower by more than the one part in √n that n samples cannot tell; a function can tell all."""
+    """Whether it is lower by more than n samples cannot tell."""
+    return one * _margin(loss) < other
+
+
+def is_clearly_higher(one: float, other: float, loss: Objective) -> bool:
+    """Whether it is higher by more than n samples cannot tell; what is no number is."""
+    return not one <= other * _margin(loss)
+
+
+def _margin(loss: Objective) -> float:
+    """One part in √n is what n samples cannot tell; a function can tell all."""
     samples = sum(len(task) for task in loss.tasks)
-    return one * (1 + (1 / math.sqrt(samples) if samples else 0.0)) < other
+    return 1 + (1 / math.sqrt(samples) if samples else 0.0)

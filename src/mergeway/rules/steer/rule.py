@@ -7,7 +7,7 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.steer.looks import glance_at, is_clearly_lower
+from mergeway.rules.steer.looks import glance_at, is_clearly_higher, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
 from mergeway.rules.steer.teach import Course, share_of_gradient
@@ -76,17 +76,20 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         steps = self._steps(at.step, found.loss)
         rates = self.rate, self.weight_rate * facts["update"]
         course = Course(begin, directions, steps, self.batch, *rates, given.progress)
-        taught = course.teach(fit.softened(self.temperature), glance, slower=max(0, int(at.facts.get("slower", 0)) - 1))
+        slower = max(0, int(at.facts.get("slower", 0)) - 1)
+        model, taught, lessons = course.teach(fit.softened(self.temperature), glance, slower)
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
-        facts |= {"gradients": taught.lessons * steps * share_of_gradient(self.batch, given.objective)}
+        facts |= {"gradients": lessons * steps * share_of_gradient(self.batch, given.objective)}
         facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
         facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, given.objective))
-        details: dict[str, object] = {"losses": taught.losses}
-        if facts["fell_back"]:
-            return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, plain.model(), facts, details)
-        carried = given.state["carried"]
-        learned = {n: self.carry * (carried[n] + taught.model[n] - began) for n, began in begin().items()}
-        return Merged({"sum": dict(sums.total()), "carried": learned}, taught.model, facts, details)
+        # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
+        if is_clearly_higher(taught.loss, held_plain, given.objective):
+            learned = sums.zeros()
+        else:
+            carried = given.state["carried"]
+            learned = {n: self.carry * (carried[n] + model[n] - began) for n, began in begin().items()}
+        deployed = plain.model() if facts["fell_back"] else model
+        return Merged({"sum": dict(sums.total()), "carried": learned}, deployed, facts, {"losses": taught.losses})
 
     def _steps(self, k: int, loss: float) -> int:
         near = min(1.0, loss / self.far) if self.far else 1.0

@@ -77,15 +77,13 @@ class Lesson:
 
 
 class Taught(NamedTuple):
-    """A model on the way from the start of a lesson to its end: how much of the lesson is in it, how often its rates were divided by
-    three, its loss on what nobody was taught, and the loss of every batch; and how many lessons there were."""
+    """How a lesson ended: how much of it is kept, how often its rates were divided by three, the loss of what is kept on what nobody
+    was taught, and the loss of every batch."""
 
-    model: Params
     kept: float
     slower: int
     loss: float
     losses: list[float]
-    lessons: int
 
 
 @dataclass(frozen=True)
@@ -100,33 +98,48 @@ class Course:
     weight_rate: float
     progress: Progress = SILENT
 
-    def teach(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> Taught:
-        """The best of at most three lessons, each at a third of the rates of the one before.
+    def teach(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> tuple[Params, Taught, int]:
+        """The model and how it was taught by the best of at most three lessons, each at a third of the rates of the one before, and how
+        many lessons that took.
 
         What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson that is best kept whole is
-        the last.
+        the last. If the best was an earlier one, it is given again: to keep its model meanwhile would take more memory than a lesson.
         """
-        best = self._lesson(loss, glance, slower)
+        model, best = self._lesson(loss, glance, slower)
         last, lessons = best, 1
         while last.kept < 1 and last.slower + 1 < TRIES:
-            last, lessons = self._lesson(loss, glance, last.slower + 1), lessons + 1
-            best = min(best, last, key=_loss)
-        return best._replace(lessons=lessons)
+            del model
+            model, last = self._lesson(loss, glance, last.slower + 1)
+            best, lessons = min(best, last, key=_loss), lessons + 1
+        if best is not last:
+            del model
+            end, _ = self._end(loss, best.slower)
+            model, lessons = _between(self.begin(), end, best.kept), lessons + 1
+        return model, best, lessons
 
-    def _lesson(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> Taught:
+    def _lesson(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> tuple[Params, Taught]:
         """All of one lesson, or a half, .. or nothing of it where that is clearly better: what was learned by heart is worth less."""
-        rates = self.rate / LOWER**slower, self.weight_rate / LOWER**slower
-        lesson = Lesson(self.begin(), self.directions, *rates, self.progress)
-        losses, end = lesson.attend(loss, self.steps, self.batch), lesson.end()
-        del lesson  # its gradients and moments, before there is another model
+        end, losses = self._end(loss, slower)
         start = self.begin()
 
         def keep(share: float) -> Taught:
-            model = end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
-            return Taught(model, share, slower, glance(model), losses, 1)
+            return Taught(share, slower, glance(_between(start, end, share)), losses)
 
         whole, part = keep(1.0), min((keep(share) for share in PARTS), key=_loss)
-        return part if is_clearly_lower(_loss(part), _loss(whole), loss) else whole
+        taught = part if is_clearly_lower(_loss(part), _loss(whole), loss) else whole
+        return _between(start, end, taught.kept), taught
+
+    def _end(self, loss: Objective, slower: int) -> tuple[Params, list[float]]:
+        """Where a lesson leads, and the loss of its batches; the same each time it is given."""
+        rates = self.rate / LOWER**slower, self.weight_rate / LOWER**slower
+        lesson = Lesson(self.begin(), self.directions, *rates, self.progress)
+        losses = lesson.attend(loss, self.steps, self.batch)
+        return lesson.end(), losses
+
+
+def _between(start: Params, end: Params, share: float) -> Params:
+    """That share of the way from the start of a lesson to its end."""
+    return end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
 
 
 def _loss(taught: Taught) -> float:
