@@ -64,10 +64,11 @@ def judged(suite: Any, rule: str, number: int, samples: int, test: bool) -> Numb
 
     order = orders([task.name for task in suite.tasks], number + 1)[number]
     merged = end_of(suite, rule, order, None, samples, number)
+    base = open_checkpoint(suite.base)
     found: dict[str, list[float]] = {"KL": [], "held out": []}
     for task in order:
         left = draw(suite.samples(task, "train"), sys.maxsize, number).rows(slice(samples // 2, samples // 2 + MOST))
-        expert = open_checkpoint(suite.task(task).expert)
+        expert = open_checkpoint(suite.task(task).expert, base)
         divergence, accuracy = _compared(suite, {n: expert.read(n) for n in expert.infos}, merged, left)
         found["KL"].append(divergence)
         found["held out"].append(accuracy)
