@@ -25,9 +25,9 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
     carried on: R_k = `carry`·(R_{k−1} + taught).
 
     One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
-    more than n samples can tell, one part in √n; then it is taken again at a third and a ninth of the rates. If the best of it is not
-    better than the plain merge by as much, the plain merge is deployed and nothing carried. Plain is `iso` with `scaling=auto`, or the
-    mean where it is better by as much.
+    more than n samples can tell, one part in √n. If less than half is kept, it is taken again at a third and a ninth of the rates. If the
+    best of it is not better than the plain merge by as much, the plain merge is deployed; if it is worse by as much, nothing is carried.
+    Plain is `iso` with `scaling=auto`, or the mean where it is better by as much.
     """
 
     name = "steer"

@@ -17,6 +17,7 @@ from mergeway.rules.steer.directions import Directions
 from mergeway.rules.steer.looks import is_clearly_lower
 
 PARTS = (0.5, 0.25, 0.125, 0.0)  # of a lesson that may be kept instead of all of it
+ENOUGH = 0.5  # if less than this of a lesson is kept, it did harm and is taken again
 TRIES = 3  # at the rates, at a third and at a ninth of them
 LOWER = 3.0
 WARM_UP = 0.05  # share of the steps in which the rates rise
@@ -102,12 +103,12 @@ class Course:
         """The model and how it was taught by the best of at most three lessons, each at a third of the rates of the one before, and how
         many lessons that took.
 
-        What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson that is best kept whole is
-        the last. If the best was an earlier one, it is given again: to keep its model meanwhile would take more memory than a lesson.
+        What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson of which half is
+        kept is the last. If the best was an earlier one, it is given again: to keep its model meanwhile would take more memory than a lesson.
         """
         model, best = self._lesson(loss, glance, slower)
         last, lessons = best, 1
-        while last.kept < 1 and last.slower + 1 < TRIES:
+        while last.kept < ENOUGH and last.slower + 1 < TRIES:
             del model
             model, last = self._lesson(loss, glance, last.slower + 1)
             best, lessons = min(best, last, key=_loss), lessons + 1
