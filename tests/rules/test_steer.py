@@ -15,7 +15,7 @@ from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.errors import OptionError
 from mergeway.fold.merge import fold_steps
 from mergeway.rules.steer.directions import Directions
-from mergeway.rules.steer.looks import is_clearly_higher, is_clearly_lower
+from mergeway.rules.steer.looks import doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.start import line_search
 from mergeway.rules.steer.teach import Course
 
@@ -199,7 +199,8 @@ def compare(s, weights, options, objective=None):
         mean = bool(facts.get("from_mean"))
         best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
         fell_back = ("flat" if facts["plain_flat"] else "mean") if facts.get("fell_back") else None
-        lost = "held_end" in facts and not facts["held_end"] <= facts["held_plain"]
+        lost = facts.get("held_plain", 0.0) < facts.get("held_end", 0.0)
+        assert facts.get("forgot", 0.0) == lost
         expected = oracle.add(
             delta, weight, best, fell_back, mean, facts.get("kept", 1.0), facts.get("slower", 0), lost
         )
@@ -415,13 +416,13 @@ def test_all_samples_choose_what_to_fall_back_to(wanted, weights):
     assert relative_error(updates_of(s.base, last.params), updates_of(s.base, target)) < 1e-9
 
 
-@pytest.mark.parametrize(("whole", "kept", "lessons"), [(1.2, 1.0, 1), (1.3, 0.5, 1), (math.nan, 0.5, 1)])
+@pytest.mark.parametrize(("whole", "kept", "lessons"), [(1.2, 1.0, 1), (1.3, 0.5, 1), (math.inf, 0.5, 1)])
 def test_a_lesson_is_kept_whole_unless_a_part_is_clearly_better(whole, kept, lessons):
     """With 16 samples, by a quarter."""
     values = iter([whole, 1.0, 2.0, 2.0, 2.0])
     loss = FunctionObjective(lambda params: torch.tensor(1.0))
     loss.tasks = [range(8)] * 2
-    course = Course(dict, Directions({}, {}, {}, {}), steps=0, batch=1, rate=0.1, weight_rate=0.1)
+    course = Course(dict, Directions({}, {}, {}, {}), steps=0, batch=1, rate=0.1, weight_rate=0.1, doubt=doubt_of(loss))
     _, taught, given = course.teach(loss, lambda params: next(values), slower=0)
     assert (taught.kept, given) == (kept, lessons)
 
@@ -434,10 +435,66 @@ def test_few_samples_must_be_surer(one, samples, wanted):
     """One part in √n: a quarter with 16 samples, a thirty-second with 1024; a function of your own can tell all."""
     loss = FunctionObjective(lambda params: torch.tensor(1.0))
     loss.tasks = [range(count) for count in samples]
-    assert is_clearly_lower(one, 1.0, loss) == wanted
-    assert not is_clearly_lower(math.nan, 1.0, loss)
-    assert is_clearly_higher(1.0, one, loss) == wanted
-    assert is_clearly_higher(math.nan, 1.0, loss)
+    assert is_clearly_lower(one, 1.0, doubt_of(loss)) == wanted
+
+
+@pytest.mark.parametrize("one", [2.0, 0.01, 0.0, -0.01, -2.0, math.inf])
+def test_no_loss_is_clearly_lower_than_itself(one):
+    """Nor below zero, where an estimate of a divergence may be; and never both of two."""
+    for doubt in (0.0, 0.25):
+        assert not is_clearly_lower(one, one, doubt)
+        for other in (one + 0.1, one - 0.1):
+            assert not (is_clearly_lower(one, other, doubt) and is_clearly_lower(other, one, doubt))
+    assert is_clearly_lower(-2.0, -1.0, 0.25) and not is_clearly_lower(-1.1, -1.0, 0.25)
+
+
+def test_a_loss_that_is_no_number_is_the_worst():
+    """Of the plain merge as of a taught model."""
+    glance = glance_at(FunctionObjective(lambda params: torch.tensor(math.nan)))
+    assert glance({}) == math.inf
+    assert is_clearly_lower(3.0, glance({}), 0.25)
+
+
+def taught_by(loss, judge, steps=4):
+    """What a course of lessons makes of one weight from 1, how it went, and how many lessons that took."""
+    directions = Directions({"w": torch.ones(1)}, {"w": None}, {"w": torch.ones(1)}, {"w": torch.ones(1)})
+    course = Course(lambda: {"w": torch.ones(1)}, directions, steps, 1, rate=0.1, weight_rate=0.1, doubt=0.0)
+    return course.teach(FunctionObjective(loss), glance_at(FunctionObjective(judge)), slower=0)
+
+
+def test_a_lesson_that_ends_in_no_numbers_is_taken_again():
+    """Full rates break the model, a third of them does not."""
+
+    def breaks(params):  # below 0.8 its gradient is no number
+        return params["w"].sum() if params["w"] > 0.8 else (params["w"] * math.nan).sum()
+
+    model, taught, lessons = taught_by(breaks, lambda params: params["w"].sum(), steps=8)
+    assert (taught.slower, taught.kept, lessons) == (1, 1.0, 2)
+    assert 0.8 < float(model["w"]) < 1
+
+
+def test_nothing_is_taught_again_to_keep_nothing_of_it():
+    """Every step is worse than the start, at all rates: three lessons, and the start as it was."""
+    model, taught, lessons = taught_by(lambda params: params["w"].sum(), lambda params: -params["w"].sum())
+    assert (taught.kept, lessons, float(model["w"])) == (0.0, 3, 1.0)
+
+
+def test_directions_are_multiplied_in_the_precision_of_the_model():
+    """A lesson in bfloat16 products is near the one in float32, and is not the same."""
+    s = make_stream(27, count=2)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 2)
+
+    class Rounded(Disagreeing):
+        @property
+        def precision(self):
+            return torch.autocast("cpu", torch.bfloat16)
+
+    name = min(LINEAR)
+    exact, rounded = (
+        mw.merge(s.base, s.arrivals, "steer", objective=kind(torch_loss), **OPTIONS) for kind in (Disagreeing, Rounded)
+    )
+    assert not torch.equal(exact[name], rounded[name])
+    assert relative_error(updates_of(s.base, rounded), updates_of(s.base, exact)) < 0.02
 
 
 def _never_content(target):

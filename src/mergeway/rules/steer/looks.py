@@ -14,27 +14,23 @@ GLANCE = 256  # samples and copies on which a model is looked at without being t
 
 
 def glance_at(loss: Objective) -> Callable[[Params], float]:
-    """The loss on one batch of samples and copies, always the same one, without gradients."""
+    """The loss on one batch of samples and copies, always the same one, without gradients; infinite where it is no number."""
     rows = next(iter(loss.batches(1, GLANCE)))
 
     def glance(params: Params) -> float:
         with torch.no_grad():
-            return loss.accumulate_batch(params, rows)
+            found = loss.accumulate_batch(params, rows)
+        return math.inf if math.isnan(found) else found
 
     return glance
 
 
-def is_clearly_lower(one: float, other: float, loss: Objective) -> bool:
-    """Whether it is lower by more than n samples cannot tell."""
-    return one * _margin(loss) < other
-
-
-def is_clearly_higher(one: float, other: float, loss: Objective) -> bool:
-    """Whether it is higher by more than n samples cannot tell; what is no number is."""
-    return not one <= other * _margin(loss)
-
-
-def _margin(loss: Objective) -> float:
+def doubt_of(loss: Objective) -> float:
     """One part in √n is what n samples cannot tell; a function can tell all."""
     samples = sum(len(task) for task in loss.tasks)
-    return 1 + (1 / math.sqrt(samples) if samples else 0.0)
+    return 1 / math.sqrt(samples) if samples else 0.0
+
+
+def is_clearly_lower(one: float, other: float, doubt: float) -> bool:
+    """Whether a loss is lower than another by more than the samples cannot tell."""
+    return one + doubt * abs(one) < other

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.steer.looks import glance_at, is_clearly_higher, is_clearly_lower
+from mergeway.rules.steer.looks import doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
 from mergeway.rules.steer.teach import Course, share_of_gradient
@@ -64,7 +64,8 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         if at.step == 1:
             return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, {**given.arrival}, facts)
         fit, judge = given.objective.split()
-        glance, flat = glance_at(judge), sums.directions(self.sees_matrix)
+        glance, doubt = glance_at(judge), doubt_of(given.objective)
+        flat = sums.directions(self.sees_matrix)
         plain = find_plain(flat, at, sums, facts["spread"], given.objective)
         held_plain = glance(plain.model())
         found = find_start(self.start, flat, at, sums, fit)
@@ -75,19 +76,19 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
 
         steps = self._steps(at.step, found.loss)
         rates = self.rate, self.weight_rate * facts["update"]
-        course = Course(begin, directions, steps, self.batch, *rates, given.progress)
+        course = Course(begin, directions, steps, self.batch, *rates, doubt, given.progress)
         slower = max(0, int(at.facts.get("slower", 0)) - 1)
         model, taught, lessons = course.teach(fit.softened(self.temperature), glance, slower)
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
         facts |= {"gradients": lessons * steps * share_of_gradient(self.batch, given.objective)}
         facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
-        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, given.objective))
+        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, doubt))
         # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
-        if is_clearly_higher(taught.loss, held_plain, given.objective):
-            learned = sums.zeros()
-        else:
-            carried = given.state["carried"]
-            learned = {n: self.carry * (carried[n] + model[n] - began) for n, began in begin().items()}
+        facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, doubt))
+        carried, start = given.state["carried"], begin()
+        learned = (
+            {n: self.carry * (carried[n] + model[n] - start[n]) for n in start} if not facts["forgot"] else sums.zeros()
+        )
         deployed = plain.model() if facts["fell_back"] else model
         return Merged({"sum": dict(sums.total()), "carried": learned}, deployed, facts, {"losses": taught.losses})
 

@@ -12,7 +12,7 @@ from mergeway.calibration.objective import Objective
 from mergeway.rules.iso import length_without_data
 from mergeway.rules.rule import Fold, Params
 from mergeway.rules.steer.directions import Directions
-from mergeway.rules.steer.looks import glance_at, is_clearly_lower
+from mergeway.rules.steer.looks import doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.sums import Sums
 
 
@@ -66,7 +66,7 @@ def find_plain(flat: Directions, at: Fold, sums: Sums, spread: float, loss: Obje
         return flat.added({**sums.given.base}, gains)
 
     glance = glance_at(loss)
-    is_flat = bool(flat.matrices) and not is_clearly_lower(glance(sums.mean()), glance(flattened()), loss)
+    is_flat = bool(flat.matrices) and not is_clearly_lower(glance(sums.mean()), glance(flattened()), doubt_of(loss))
     return Plain(flattened if is_flat else sums.mean, is_flat)
 
 

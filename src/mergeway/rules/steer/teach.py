@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import cos, inf, isnan, pi
+from math import cos, pi
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -97,26 +98,27 @@ class Course:
     batch: int
     rate: float
     weight_rate: float
+    doubt: float
     progress: Progress = SILENT
 
     def teach(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> tuple[Params, Taught, int]:
         """The model and how it was taught by the best of at most three lessons, each at a third of the rates of the one before, and how
         many lessons that took.
 
-        What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson of which half is
-        kept is the last. If the best was an earlier one, it is given again: to keep its model meanwhile would take more memory than a lesson.
+        What overshoots, or learns samples by heart, at one rate may learn from them at a lower one. A lesson of which at least half
+        is kept is the last. If the best was an earlier one, it is given again: to keep its model meanwhile would take more memory than a lesson.
         """
         model, best = self._lesson(loss, glance, slower)
         last, lessons = best, 1
         while last.kept < ENOUGH and last.slower + 1 < TRIES:
             del model
             model, last = self._lesson(loss, glance, last.slower + 1)
-            best, lessons = min(best, last, key=_loss), lessons + 1
-        if best is not last:
+            best, lessons = min(best, last, key=attrgetter("loss")), lessons + 1
+        if best is not last and best.kept:
             del model
             end, _ = self._end(loss, best.slower)
             model, lessons = _between(self.begin(), end, best.kept), lessons + 1
-        return model, best, lessons
+        return (model if best.kept else self.begin()), best, lessons
 
     def _lesson(self, loss: Objective, glance: Callable[[Params], float], slower: int) -> tuple[Params, Taught]:
         """All of one lesson, or a half, .. or nothing of it where that is clearly better: what was learned by heart is worth less."""
@@ -126,8 +128,8 @@ class Course:
         def keep(share: float) -> Taught:
             return Taught(share, slower, glance(_between(start, end, share)), losses)
 
-        whole, part = keep(1.0), min((keep(share) for share in PARTS), key=_loss)
-        taught = part if is_clearly_lower(_loss(part), _loss(whole), loss) else whole
+        whole, part = keep(1.0), min((keep(share) for share in PARTS), key=attrgetter("loss"))
+        taught = part if is_clearly_lower(part.loss, whole.loss, self.doubt) else whole
         return _between(start, end, taught.kept), taught
 
     def _end(self, loss: Objective, slower: int) -> tuple[Params, list[float]]:
@@ -139,12 +141,10 @@ class Course:
 
 
 def _between(start: Params, end: Params, share: float) -> Params:
-    """That share of the way from the start of a lesson to its end."""
+    """That share of the way from the start of a lesson to its end; nothing of it is the start, whatever the end is."""
+    if share == 0:
+        return start
     return end if share == 1 else {n: torch.lerp(start[n], end[n], share) for n in end}
-
-
-def _loss(taught: Taught) -> float:
-    return inf if isnan(taught.loss) else taught.loss
 
 
 def share_of_gradient(batch: int, objective: Objective) -> float:
