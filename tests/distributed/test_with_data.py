@@ -145,6 +145,37 @@ def test_a_stream_in_one_go_is_the_same_on_several_ranks(tmp_path, rule, ranks):
         assert max(float((average[n] - t).abs().max()) for n, t in one.items() if t.is_floating_point()) > 1e-3
 
 
+@pytest.mark.parametrize("rule", ["steer", "ode"])
+def test_running_means_are_those_of_the_model_on_every_rank(tmp_path, rule):
+    """Buffers of floats, which no rank has in rows: an arrival that is asked answers with its own, and so does the merged model."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    small = {"embedding_size": 4, "hidden_sizes": [4, 6], "depths": [1, 1], "layer_type": "basic"}
+    for seed, name in enumerate(("base", "first", "second")):
+        torch.manual_seed(seed)
+        model = ResNetForImageClassification(ResNetConfig(num_labels=3, image_size=16, **small))
+        for own, buffer in model.named_buffers():
+            if "running" in own:
+                buffer.copy_(torch.rand_like(buffer) * (1 + seed) + 0.1)
+        model.save_pretrained(tmp_path / name)
+        pictures = np.random.default_rng(seed).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pictures)
+    options = {"steer": {"steps": 6, "batch": 12}, "ode": {"step": 0.2, "guidance": 0.5}}[rule]
+    for side in ("one", "two"):
+        trunk = mw.Trunk.create(tmp_path / side, tmp_path / "base", rule, memory=Bounds(32, copies=1), **options)
+        trunk.add(tmp_path / "first", data=tmp_path / "first.npz")
+    mw.Trunk.open(tmp_path / "one").add(tmp_path / "second", data=tmp_path / "second.npz")
+    line = ["add", tmp_path / "two", tmp_path / "second", "--data", tmp_path / "second.npz"]
+    code, _, err = torchrun.finish(torchrun.start(*line))
+    assert code == 0, err
+    one, two = (mw.Trunk.open(tmp_path / side) for side in ("one", "two"))
+    assert two.memory() == one.memory()
+    if rule == "steer":
+        assert two.log()[-1].details["losses"] == pytest.approx(one.log()[-1].details["losses"], rel=1e-4)
+    for name, tensor in one.params().items():
+        torch.testing.assert_close(two.params()[name], tensor, rtol=1e-4, atol=2e-5)
+
+
 OWN_RULE = """
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ from mergeway.calibration.samples import Samples
 from mergeway.calibration.shared import SharedObjective
 from mergeway.checkpoint.naming import Names
 from mergeway.core.pool import return_large_blocks
-from mergeway.core.ranks import Team
+from mergeway.core.ranks import Team, cut
 from mergeway.model.inputs import Params
 from mergeway.model.skeleton import is_sharded, local_part, shard_model
 
@@ -76,7 +76,7 @@ class ShardedObjective(SharedObjective):
         passes, total = self._own_passes(batch), 0.0
         # Each rank takes part in every gathering of a block, so all make as many passes.
         missing = max(self._team.gather(len(passes))) - len(passes)
-        for one in [*passes, *[self._idle_pass(batch)] * missing]:
+        for one in [*passes, *([self._idle_pass(batch)] * missing if missing else [])]:
             total += self._backward(one({}), 1.0)
         self._collect(params)
         return self._team.add_up([total])[0]
@@ -115,6 +115,16 @@ class ShardedObjective(SharedObjective):
                     parameter.fill_(self._team.add_up([float(params[name].sum())])[0])
                 else:
                     local_part(parameter).copy_(params[name])
+            for own, buffer in self._model.named_buffers():  # such as running means, which no rank has in rows
+                if (name := self._names.stored(own)) in params:
+                    buffer.copy_(self._whole(params[name], buffer))
+
+    def _whole(self, rows: Tensor, like: Tensor) -> Tensor:
+        """A tensor of which each rank has its rows."""
+        whole = torch.zeros(like.shape or (1,), dtype=rows.dtype)
+        cut(whole, self._team).copy_(rows)
+        self._team.add_in_place(whole)
+        return whole.reshape(like.shape)
 
     def _collect(self, params: Params) -> None:
         for own, parameter in self._model.named_parameters():

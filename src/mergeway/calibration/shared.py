@@ -5,32 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-import torch
-from torch import Tensor
-
 from mergeway.calibration.batches import Batch, Pass, batch_passes
 from mergeway.calibration.loss import Predict, targets
 from mergeway.calibration.objective import Objective
 from mergeway.calibration.sample_objective import SampleObjective
 from mergeway.calibration.samples import MINIBATCH, Samples
-from mergeway.core.ranks import Team, own_rows
+from mergeway.core.ranks import Team
 from mergeway.errors import OptionError
 from mergeway.model.inputs import Params
 from mergeway.model.model import Network
-
-
-def cut(tensor: Tensor, team: Team) -> Tensor:
-    """This rank's rows of a tensor; a single number belongs to the lead."""
-    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
-    return rows[own_rows(len(rows), team.rank, team.count)]
-
-
-def offset(shape: tuple[int, ...], team: Team) -> int:
-    """Where this rank's rows begin in the flattened tensor."""
-    if not shape:
-        return 0
-    width = torch.Size(shape[1:]).numel()
-    return own_rows(shape[0], team.rank, team.count).start * width
 
 
 class SharedObjective:
@@ -53,10 +36,6 @@ class SharedObjective:
     def batches(self, count: int, size: int = MINIBATCH, seed: int = 0) -> Iterator[Batch]:
         """The same minibatches on every rank."""
         return self._objective.batches(count, size, seed)
-
-    def accumulate_batch(self, params: Params, batch: Batch) -> float:
-        """The loss on a minibatch; its gradient is added to `.grad`."""
-        raise NotImplementedError
 
     def taught(self, weights: Sequence[float], arrival: Callable[[], Params], always: bool) -> Objective:
         """The objective itself with the arrival's answers: every rank asks for itself, and hears the same."""

@@ -7,6 +7,7 @@ and commits; tensors are taken from a common queue, so that a faster rank does m
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -200,3 +201,17 @@ def own_rows(length: int, rank: int, count: int) -> slice:
     """The rows of a tensor that a rank holds when it is cut along its first axis, as `fully_shard` cuts it."""
     chunk = -(-length // count)
     return slice(min(rank * chunk, length), min((rank + 1) * chunk, length))
+
+
+def cut(tensor: Tensor, team: Team) -> Tensor:
+    """This rank's rows of a tensor; a single number belongs to the lead."""
+    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
+    return rows[own_rows(len(rows), team.rank, team.count)]
+
+
+def offset(shape: tuple[int, ...], team: Team) -> int:
+    """Where this rank's rows begin in the flattened tensor."""
+    if not shape:
+        return 0
+    width = math.prod(shape[1:])
+    return own_rows(shape[0], team.rank, team.count).start * width

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mergeway.calibration.objective import Objective
 from mergeway.calibration.sharded_objective import ShardedObjective
-from mergeway.calibration.shared import cut, offset
 from mergeway.calibration.split_objective import SplitObjective
 from mergeway.checkpoint.writer import Sink
+from mergeway.core.ranks import cut, offset
 from mergeway.core.tensors import TensorInfo, wide
 from mergeway.fold.folder import Asks, Folder, Standing, Target, slot_name
 from mergeway.fold.prepare import Arrival

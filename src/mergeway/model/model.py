@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mergeway.checkpoint.source import read_json
 from mergeway.errors import OptionError
 from mergeway.model.compute import Compute
 from mergeway.model.inputs import Head, Inputs, Params, in_memory
@@ -107,7 +108,9 @@ class ImageModel(Model):
     @property
     def image_size(self) -> int:
         """The side of the images that the model takes."""
-        size = getattr(self.config, "vision_config", self.config).image_size
+        size = getattr(getattr(self.config, "vision_config", self.config), "image_size", None)
+        if size is None:  # a convolutional network takes any, and its config says none
+            size = _size_of_pictures(self.directory)
         side = size[0] if isinstance(size, list | tuple) and size else size
         if not isinstance(side, int):
             raise OptionError(f"{self.directory}: config.json says image_size {side!r}; it must be a whole number")
@@ -117,6 +120,20 @@ class ImageModel(Model):
         """What the module sees of a batch."""
         images = in_memory(inputs["images"])
         return (images.permute(0, 3, 1, 2).float() / 255 - self._mean) / self._std
+
+
+def _size_of_pictures(directory: Path) -> object:
+    """What the preprocessor makes of pictures: a side, or a dictionary of sides."""
+    file = directory / "preprocessor_config.json"
+    stored = read_json(file, "the base's preprocessor") if file.exists() else {}
+    for size in (stored.get("crop_size"), stored.get("size")):
+        for side in size.values() if isinstance(size, dict) else [size]:
+            if side is not None:
+                return side
+    raise OptionError(
+        f"{directory}: neither config.json nor preprocessor_config.json says how large pictures are; "
+        'add "image_size" to config.json'
+    )
 
 
 class TextModel(Model):

@@ -34,6 +34,7 @@ class Runner:
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.to(compute.where))
         self._own = [name for name, _ in model.named_parameters()]
+        self._buffers = [name for name, _ in model.named_buffers()]
         # Looking for tied weights in every call takes a tenth of the time of a small model.
         first = {parameter: name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
         everything = model.named_parameters(remove_duplicate=False)
@@ -66,6 +67,9 @@ class Runner:
         for name, first in self._tied.items():
             if first in named:
                 named.pop(name, None)  # a checkpoint may store both names; the model has one tensor
+        for name in self._buffers:
+            if name in named:
+                named[name] = named[name].detach()  # running means are merged, but no loss has a gradient for them
         # Names that the model does not know are passed over, so a checkpoint of another class would have no effect at all.
         if params and not any(name in named for name in self._own):
             raise OptionError(

@@ -98,7 +98,9 @@ class Directions:
             together = torch.cat([*found.values()])
             self.team.add_in_place(together)
             ends = itertools.accumulate(len(t) for t in found.values())
-            found = {n: together[end - len(t) : end] for (n, t), end in zip(found.items(), ends, strict=True)}
+            found = {
+                n: together[end - len(t) : end].to(t.dtype) for (n, t), end in zip(found.items(), ends, strict=True)
+            }
         return found
 
     def _update(self, name: str, c: Tensor) -> Tensor:
