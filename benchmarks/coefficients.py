@@ -37,13 +37,13 @@ def main() -> None:
     torch.set_num_threads(1)
 
     suite, kept = find_suite(given.suite), Kept(given.out)
-    print("| rate | accuracy | KL of the last batches |\n|---|---|---|")
+    print("| rate | accuracy | loss of the last batches |\n|---|---|---|")
     for rate in given.rates.split(","):
         found = kept.get(
             f"{suite.name} {given.samples} {rate} {given.number}",
             partial(taught, suite, float(rate), given.samples, given.number),
         )
-        print(f"| {rate} | {found['accuracy']:.1f} | {found['KL']:.3f} |", flush=True)
+        print(f"| {rate} | {found['accuracy']:.1f} | {found['loss']:.3f} |", flush=True)
 
 
 def taught(suite: Any, rate: float, samples: int, number: int) -> Numbers:
@@ -79,7 +79,7 @@ def taught(suite: Any, rate: float, samples: int, number: int) -> Numbers:
             shares[n].grad = torch.stack([(params[n].grad * d[n]).sum() for d in deltas])
         adam.param_groups[0]["lr"] = rate * 0.5 * (1 + cos(pi * step / STEPS))
         adam.step()
-    return {"accuracy": mean(suite.accuracies(model(), order, order)), "KL": mean(losses[-STEPS // 10 :])}
+    return {"accuracy": mean(suite.accuracies(model(), order, order)), "loss": mean(losses[-STEPS // 10 :])}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from mergeway.fold.merge import fold_steps
 from mergeway.rules import make
 
 # Few steps, so that a fold takes a moment; a memory that shrinks with every task.
+# At a higher temperature these random models learn too little in three steps for the samples to tell.
 QUICK = {"steer": {"steps": 3, "most": 8, "batch": 12, "temperature": 1.0}, "ode": {"step": 0.2, "guidance": 0.5}}
 BOUNDS = Bounds(20, copies=2)
 

@@ -214,7 +214,7 @@ class CalibrationMemory:
         }
 
     def _most_bytes(self, task: Samples) -> int:
-        """What the answers to one sample can take: those to the longest document, (1 + copies)·tokens·(6k + 2) bytes."""
+        """What the answers to one sample can take: those to the longest document, (1 + copies)·tokens·(12k + 2) bytes."""
         bytes_ = answer_bytes(task)
         return bytes_ // task.labels.shape[1] * int(self.settings["max_length"]) if task.documents else bytes_
 

@@ -1,4 +1,4 @@
-"""The merging rules. A rule of your own is a `PartRule` or a `ModelRule`; see the page "Add a rule"."""
+"""The merging rules. A rule of your own is a `PartRule` or a `ModelRule`; see CONTRIBUTING.md, "Adding a rule"."""
 
 from mergeway.rules.average import Average as Average
 from mergeway.rules.dop import Dop as Dop

@@ -20,7 +20,7 @@ from mergeway.trunk.journal import Record, now
 class AlignedStep:
     """What an alignment is asked to do."""
 
-    data: str
+    data: str | Path
     head: str | Path | None
     how: Alignment
     tangent: bool

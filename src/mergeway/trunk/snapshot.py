@@ -27,7 +27,7 @@ STATE = "state.safetensors"
 DIGESTS = "digests.json"
 MAX_HEADER = 100_000_000  # as the safetensors library has it
 
-# The digests of a snapshot: file -> ('' for the header, or tensor name) -> SHA-256.
+# The digests of a snapshot: file -> ('' for the header, SHA-256; or a tensor's name, BLAKE3).
 Digests = dict[str, dict[str, str]]
 # `map`, or that of a pool.
 Each = Callable[[Callable[[str], bool], Iterable[str]], Iterable[bool]]

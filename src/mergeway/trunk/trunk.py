@@ -186,7 +186,7 @@ class Trunk(Steps):
 
     def align(
         self,
-        data: str,
+        data: str | Path,
         head: str | Path | None = None,
         how: Alignment | None = None,
         *,
