@@ -10,6 +10,7 @@ import torch
 from mergeway.calibration.objective import Objective
 from mergeway.rules.rule import Params
 
+SURE = 2.0  # times what n samples cannot tell, by which a taught model must be better than a plain merge
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 
 

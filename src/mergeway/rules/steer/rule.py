@@ -7,7 +7,7 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
-from mergeway.rules.steer.looks import doubt_of, glance_at, is_clearly_lower
+from mergeway.rules.steer.looks import SURE, doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
 from mergeway.rules.steer.teach import Course, share_of_gradient
@@ -26,8 +26,8 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
 
     One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
     more than n samples can tell, one part in √n. If less than half is kept, it is taken again at a third and a ninth of the rates. If the
-    best of it is not better than the plain merge by as much, the plain merge is deployed; if it is worse by as much, nothing is carried.
-    Plain is `iso` with `scaling=auto`, or the mean where it is better by as much.
+    best of it is not better than the plain merge by twice as much, the plain merge is deployed; if it is worse by twice as much, nothing
+    is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
     """
 
     name = "steer"
@@ -82,9 +82,9 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
         facts |= {"gradients": lessons * steps * share_of_gradient(self.batch, given.objective)}
         facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
-        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, doubt))
+        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
         # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
-        facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, doubt))
+        facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, SURE * doubt))
         carried, start = given.state["carried"], begin()
         learned = (
             {n: self.carry * (carried[n] + model[n] - start[n]) for n in start} if not facts["forgot"] else sums.zeros()
