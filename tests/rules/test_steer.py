@@ -14,10 +14,10 @@ import mergeway as mw
 from mergeway.calibration.function_objective import FunctionObjective
 from mergeway.errors import OptionError
 from mergeway.fold.merge import fold_steps
+from mergeway.rules.steer.course import Course
 from mergeway.rules.steer.directions import Directions
 from mergeway.rules.steer.looks import doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.start import line_search
-from mergeway.rules.steer.teach import Course
 
 # Small numbers of the test's own; those of the rule are not what is tested here.
 OPTIONS = {

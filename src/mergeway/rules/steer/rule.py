@@ -7,10 +7,10 @@ from typing import Literal
 
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
+from mergeway.rules.steer.course import Course, share_of_gradient
 from mergeway.rules.steer.looks import SURE, doubt_of, glance_at, is_clearly_lower
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
-from mergeway.rules.steer.teach import Course, share_of_gradient
 
 
 @dataclass(frozen=True)
