@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mergeway.calibration.lines import as_object
-from mergeway.calibration.pictures import decode
+from mergeway.calibration.pictures import decode_all
 from mergeway.calibration.samples import Samples, check_samples
 from mergeway.checkpoint.source import JsonObject, read_json
 from mergeway.errors import OptionError
@@ -65,8 +65,7 @@ class HubPictures:
     def load(self) -> Tensor:
         """The pixels, uint8 [n, size, size, 3]."""
         values: Sequence[object] = self._rows[self._index.tolist()][self._column] if len(self) else []
-        pictures = [decode(self._where, _bytes(value), self._size) for value in values]
-        return torch.as_tensor(np.stack(pictures)) if pictures else torch.zeros(0, self._size, self._size, 3).byte()
+        return torch.as_tensor(decode_all(self._where, map(_bytes, values), self._size))
 
 
 def read_hub(path: Path, split: str, task: str, head: Tensor, size: int) -> Samples:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from mergeway.calibration.documents import padded
 from mergeway.calibration.loss import Predict, targets
 from mergeway.calibration.questions import Asked, Choice, Question, plain
-from mergeway.calibration.samples import MASKED, Samples, require_labels
+from mergeway.calibration.samples import MASKED, Samples, read_ahead, require_labels
 from mergeway.model.compute import compute_of
 from mergeway.model.generation import complete
 from mergeway.model.inputs import Params
@@ -77,10 +77,9 @@ def judge_samples(
 ) -> tuple[float, float]:
     """The mean loss, and the accuracy in percent, of labels or of next tokens; `among` marks the classes that may be chosen."""
     require_labels(samples, "a model is judged by those of its test data")
-    samples, total = samples.by_length(), targets(samples)
+    samples, total, size = samples.by_length(), targets(samples), _rows_at_once(model, samples, batch)
     hits, loss = 0, 0.0
-    for start in range(0, len(samples), _rows_at_once(model, samples, batch)):
-        rows = samples.rows(slice(start, start + _rows_at_once(model, samples, batch))).trimmed()
+    for rows in read_ahead(samples.rows(slice(at, at + size)).trimmed() for at in range(0, len(samples), size)):
         logits, labels = _aligned(model(params, rows.inputs, rows.head), rows.labels)
         if among is not None:
             logits = logits.masked_fill(~among, -torch.inf)

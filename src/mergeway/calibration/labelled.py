@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from mergeway.calibration.hub import (
     pick_column,
 )
 from mergeway.calibration.lines import read_arrays
-from mergeway.calibration.pictures import PICTURES, read_picture
+from mergeway.calibration.pictures import PICTURES, read_pictures
 from mergeway.checkpoint.source import JsonObject
 from mergeway.errors import OptionError
 
@@ -97,9 +96,9 @@ def _from_folder(path: Path, size: int, domains: bool) -> dict[str, Rows]:
         raise OptionError(f"{path}: no images; expected {layout}, or the same below train and test")
     splits: dict[str, Rows] = {}
     for split, files in found.items():
-        x = [read_picture(f, size) for f in files]
         y = [names.index(f.parent.name) for f in files]
-        splits[split] = _rows(x, y, [f.parent.parent.name for f in files], size)
+        domain = np.asarray([f.parent.parent.name for f in files])
+        splits[split] = (read_pictures(files, size), np.asarray(y, np.int64), domain)
     return splits if parted else _part(splits["all"])
 
 
@@ -119,11 +118,6 @@ def _from_table(source: str, size: int, domain: str | None) -> dict[str, Rows]:
         where = column_of(rows, domain) if domain else np.zeros(len(labels), np.int64)
         splits[split] = (pixels, labels, where)
     return splits
-
-
-def _rows(x: Sequence[np.ndarray], y: Sequence[int], domains: Sequence[str], size: int) -> Rows:
-    pixels = np.stack(x) if x else np.zeros((0, size, size, 3), np.uint8)
-    return pixels, np.asarray(y, np.int64), np.asarray(domains)
 
 
 def _part(rows: Rows) -> dict[str, Rows]:

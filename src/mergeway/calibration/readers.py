@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergeway.calibration.given import Data, arrays_of, is_place, rows_of
 from mergeway.calibration.lines import as_object, parse_object, read_arrays, read_lines, read_table
-from mergeway.calibration.pictures import PICTURES, decode, read_picture
+from mergeway.calibration.pictures import PICTURES, decode_all, read_pictures
 from mergeway.calibration.samples import UNKNOWN, Samples, check_samples
 from mergeway.checkpoint import SafetensorsFiles
 from mergeway.checkpoint.source import JsonObject
@@ -121,10 +121,8 @@ def _read_parquet(path: Path, task: str, head: Tensor, model: Model) -> Samples:
     values, labels = _columns(path, "image")
     size = _of_images(path, model).image_size
     encoded = [v if (stored := as_object(v)) is None else stored.get("bytes") for v in values]
-    pictures = [decode(str(path), data, size) for data in encoded]
-    return _images(
-        str(path), _stacked(pictures, size), None if labels is None else np.asarray(labels), task, head, size
-    )
+    pictures = decode_all(str(path), encoded, size)
+    return _images(str(path), pictures, None if labels is None else np.asarray(labels), task, head, size)
 
 
 def _columns(path: Path, wanted: str) -> tuple[list[object], list[int] | None]:
@@ -158,16 +156,12 @@ def _read_folder(path: Path, task: str, head: Tensor, model: ImageModel) -> Samp
     if found and len(classes) != len(head):
         raise OptionError(f"{path}: {len(classes)} class folders, but the head has {len(head)} classes")
     size = model.image_size
-    pictures = [read_picture(file, size) for file in found or loose]
-    return _images(str(path), _stacked(pictures, size), np.asarray(labels) if found else None, task, head, size)
+    pictures = read_pictures(found or loose, size)
+    return _images(str(path), pictures, np.asarray(labels) if found else None, task, head, size)
 
 
 def _pictures_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURES)
-
-
-def _stacked(pictures: list[np.ndarray], size: int) -> np.ndarray:
-    return np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8)
 
 
 def _images(where: str, x: np.ndarray, y: np.ndarray | None, task: str, head: Tensor, size: int) -> Samples:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,6 +103,19 @@ class Samples:
     def tensors(self) -> dict[str, Tensor]:
         """The inputs in memory."""
         return {k: in_memory(v) for k, v in self.inputs.items()}
+
+
+def read_ahead(batches: Iterable[Samples]) -> Iterator[Samples]:
+    """Each of these in memory; while one is looked at, the next is read."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting: Future[Samples] | None = None
+        for batch in batches:
+            following = reader.submit(batch.loaded)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = following
+        if waiting is not None:
+            yield waiting.result()
 
 
 def check_samples(samples: Samples, where: str, classes: int | None = None) -> None:
