@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 import mergeway as mw
 from mergeway.core.linalg import flat_spectrum
 from mergeway.core.tensors import Part
-from mergeway.fold.merge import merge_into
+from mergeway.fold.merge import fold_steps, merge, merge_into
 from mergeway.model import compute
 from mergeway.model.compute import Compute
 from mergeway.rules import Fold, Regmean
@@ -63,6 +63,17 @@ def far(monkeypatch) -> list[int]:
     monkeypatch.setattr(Tensor, "to", to)
     monkeypatch.setattr(compute, "_machine", lambda: (True, False))
     return passed
+
+
+def test_every_way_to_fold_a_stream_goes_there(stream, far):
+    s = stream(2)
+    there = Compute("cuda")
+    merge(s.base, s.arrivals, "iso", compute=there)
+    at_once = [*far]
+    assert min(at_once) > 0
+    for _ in fold_steps(s.base, s.arrivals, "iso", compute=there):
+        pass
+    assert min(after - before for after, before in zip(far, at_once, strict=True)) > 0
 
 
 @pytest.mark.parametrize("rule", DATA_FREE)

@@ -54,7 +54,7 @@ def run_cell(suite: Suite, cell: Cell, underway: Underway | None = None) -> Iter
     folds, after = underway.read() if underway else ([], None)
     yield from folds
     started = time.perf_counter()
-    steps = fold_steps(suite.base, arrivals, rule, list(cell.weights), objective, after=after)
+    steps = fold_steps(suite.base, arrivals, rule, list(cell.weights), objective, compute=suite.compute, after=after)
     for k, step in enumerate(steps, len(folds) + 1):
         seconds = time.perf_counter() - started
         judged = suite.judge(step.params, cell.order[:k], seen=cell.order[:k])

@@ -80,7 +80,7 @@ def _tuned(suite: Suite, rule: str, order: Sequence[str], loss: Objective, progr
     arrivals = [suite.task(name).expert for name in order]
     losses: dict[float, float] = {}
     for value in values:
-        merged = merge(suite.base, arrivals, make(rule, {option: value}))
+        merged = merge(suite.base, arrivals, make(rule, {option: value}), compute=suite.compute)
         losses[value] = float(loss(merged))
         progress.advance(1)
     return Tuned(rule, option, min(losses, key=lambda value: losses[value]), losses)

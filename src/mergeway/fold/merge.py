@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from mergeway.calibration.loss import Predict
 from mergeway.calibration.objective import Loss, Objective, as_objective
-from mergeway.calibration.samples import Samples
 from mergeway.checkpoint import Checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free, copy_side_files, staged_directory, write_card
 from mergeway.checkpoint.heads import head_pattern, write_beside
@@ -75,6 +72,7 @@ def merge(
     tasks: Sequence[str] | None = None,
     heads: str | None = None,
     threads: int | None = None,
+    compute: Compute | None = None,
     allow_pickle: bool = False,
     **options: object,
 ) -> dict[str, Tensor]:
@@ -84,9 +82,9 @@ def merge(
     order of the arrivals is narrowed to those seen so far at each fold. `moments`, one for each arrival (a file, a dictionary
     of tensors or None), are for the rules that need them; those beside an arrival are found without it. `heads`, a regular
     expression, names the tensors that each task keeps for itself (by default those of a classifier, '' for none); the base's
-    stay in the result.
+    stay in the result. `compute` names a device for rules without data; `auto` is the CPU.
     """
-    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle)
+    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle, compute)
     outlet = InMemory()
     with worker_pool(threads) as pool:
         stream = _prepare(make(rule, options), given, moments, objective, pool)
@@ -105,13 +103,14 @@ def fold_steps(
     moments: Sequence[Given] | None = None,
     heads: str | None = None,
     threads: int | None = 1,
+    compute: Compute | None = None,
     after: After = None,
 ) -> Iterator[FoldedModel]:
     """The deployed model after every fold, one at a time; the last is what `merge` returns.
 
     `after`, the fold and the state of an earlier step of the same stream, goes on with the fold behind it.
     """
-    given = _Given(base, arrivals, weights, None, heads, False)
+    given = _Given(base, arrivals, weights, None, heads, False, compute)
     outlet = InMemory(every=True, keeps=True)
     with worker_pool(threads) as pool:
         stream = _prepare(make(rule), given, moments, objective, pool)
@@ -142,17 +141,17 @@ def merge_into(
 ) -> MergedDirectory:
     """Fold arrivals into a base and write a model directory, in memory that does not grow with either.
 
-    Heads of single tasks are written beside the model. `compute` names a device for rules without data; `auto` is the CPU.
+    Heads of single tasks are written beside the model.
     """
     chosen, out = make(rule, options), Path(out)
-    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle)
+    given = _Given(base, arrivals, weights, tasks, heads, allow_pickle, compute)
     team().from_lead(lambda: check_free(out, force))
     with worker_pool(threads) as pool:
         stream = _prepare(chosen, given, moments, objective, pool, progress)
         check_apart(out, [stream.base.checkpoint.source, *(a.checkpoint.source for a in stream.arrivals)])
         with staged_directory(out, force) as stage:
             outlet = OnDisk(stage, shard_size)
-            *_, folded = stream.folds(pool, outlet, compute=compute)
+            *_, folded = stream.folds(pool, outlet)
             outlet.writer.finish()
             for read in (stream.base, *stream.arrivals):
                 read.seen.complete(pool)
@@ -170,6 +169,7 @@ class _Given:
     tasks: Sequence[str] | None
     heads: str | None
     allow_pickle: bool
+    compute: Compute | None
 
     def shares(self) -> list[float]:
         """A weight for each arrival, after a look at both lists."""
@@ -194,12 +194,11 @@ class _Prepared:
     arrivals: list[Arrival]
     objective: Objective | None
     progress: Progress
+    compute: Compute | None
 
-    def folds(
-        self, pool: Executor, outlet: InMemory | OnDisk, after: After = None, compute: Compute | None = None
-    ) -> Iterator[Folded]:
+    def folds(self, pool: Executor, outlet: InMemory | OnDisk, after: After = None) -> Iterator[Folded]:
         """Every fold, or those behind the step `after`."""
-        folder = folder_of(self.rule, self.base, pool, self.progress, team(), compute)
+        folder = folder_of(self.rule, self.base, pool, self.progress, team(), self.compute)
         if after is None:
             return fold_stream(folder, self.arrivals, outlet, self.objective)
         done, left = self.arrivals[: after[0].step], self.arrivals[after[0].step :]
@@ -233,13 +232,9 @@ def _prepare(
     arrivals: list[Arrival] = []
     for k, (checkpoint, weight, name) in enumerate(zip(checkpoints, shares, names, strict=True), 1):
         arrival = prepare_arrival(base, checkpoint, weight, name, pool, progress, first)
-        data = partial(_newest, loss, k) if loss is not None else None
+        data = (lambda k=k: loss.seen(k).newest()) if loss is not None else None
         arrivals.append(with_extras(rule, base, arrival, moments[k - 1] if moments else None, data))
-    return _Prepared(rule, base, arrivals, loss, progress)
-
-
-def _newest(objective: Objective, count: int) -> tuple[Predict, Samples]:
-    return objective.seen(count).newest()
+    return _Prepared(rule, base, arrivals, loss, progress, given.compute)
 
 
 def _write_beside(stage: Path, stream: _Prepared, command: str | None) -> None:
