@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from mergeway.bench.report import record_sweep, run_data, write_page
 from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import EMBEDDED, embedded
 from mergeway.core.files import contents
+from mergeway.core.pool import usable_cores
 from mergeway.core.progress import Progress
 from mergeway.errors import OptionError
 from mergeway.rules import RULES
@@ -45,7 +45,7 @@ def run_demo(name: str, out: Path, quick: bool, progress: Progress) -> tuple[Run
         copies=COPIES,
         tests=TESTS,
         out=folder,
-        jobs=min(JOBS, len(os.sched_getaffinity(0))),
+        jobs=min(JOBS, usable_cores()),
         progress=progress,
     )
     sweep = record_sweep(suite, run, folder, progress=progress)

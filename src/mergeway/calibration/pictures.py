@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from mergeway.core.files import reading, regular
+from mergeway.core.pool import usable_cores
 from mergeway.errors import OptionError
 
 # A picture of a few bytes may claim any size; no camera takes one of these.
@@ -33,7 +33,7 @@ def decode_all(where: str, encoded: Iterable[object], size: int) -> np.ndarray:
 
 def _side_by_side(read: Callable[[Source], np.ndarray], sources: Iterable[Source], size: int) -> np.ndarray:
     """Every core decodes: a test set of photographs takes longer to decode than a GPU takes to look at it."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as readers:
+    with ThreadPoolExecutor(usable_cores()) as readers:
         pictures = [*readers.map(read, sources)]
     return np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8)
 

@@ -68,6 +68,8 @@ class MappedFile:
 
     def expect(self, name: str) -> None:
         """Have the system read a tensor from the disk while we do something else; what goes wrong shows when it is read."""
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
         start, stop = (self._start + offset for offset in self._offsets[name])
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -82,7 +82,7 @@ class FileWriter:
         with writing(self.path):
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                os.posix_fallocate(fd, 0, size)
+                _allocate(fd, size)
                 _write_at(fd, memoryview(self._head), 0)
             finally:
                 os.close(fd)
@@ -217,6 +217,14 @@ def read_size(text: str) -> int:
     if size <= 0:
         raise OptionError(f"--shard-size is '{text}'; it takes a size such as 5GB or 500MB")
     return size
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Give a new file its size; where the system can, with room on the disk, so that a full one is told at once."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:  # macOS
+        os.ftruncate(fd, size)
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:

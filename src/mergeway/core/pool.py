@@ -30,7 +30,7 @@ def worker_pool(threads: int | None = None, team: ranks.Team | None = None) -> I
 
     Those of all ranks of the team (by default the one this process is in) work as one pool.
     """
-    count = threads if threads is not None else len(os.sched_getaffinity(0))
+    count = threads if threads is not None else usable_cores()
     if count < 1:
         raise OptionError(f"--threads is {count}; it must be at least 1")
     before = torch.get_num_threads()
@@ -43,6 +43,13 @@ def worker_pool(threads: int | None = None, team: ranks.Team | None = None) -> I
             yield (team or ranks.team()).pool(workers, count)
     finally:
         torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use; of the machine where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class MemoryTrimmer:
