@@ -72,6 +72,10 @@ Figures = Annotated[
 ]
 
 
+NoContinual = Annotated[
+    bool,
+    typer.Option("--no-continual", help="Leave the row of continual fine-tuning, which is trained, out of tables."),
+]
 OwnData = Annotated[
     list[str] | None,
     typer.Option(
@@ -105,6 +109,7 @@ def bench(
     engine: Engine = "local",
     table: Tables = None,
     figure: Figures = None,
+    no_continual: NoContinual = False,
     dry_run: DryRun = False,
     data: OwnData = None,
     head: OwnHeads = None,
@@ -132,7 +137,9 @@ def bench(
 
         check_utilities(utilities)
         featured = None if rules == "all" else chosen
-        make_paper(found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, as_json)
+        make_paper(
+            found, table, figure, chosen, featured, lengths, orders, samples, out, jobs, not no_continual, as_json
+        )
         return
     how = {"lengths": lengths, "orders": orders, "utilities": utilities, "samples": samples, "copies": copies}
     how |= {"written": written, "out": out, "resume": resume, "jobs": jobs, "engine": engine, "compute": compute}

@@ -29,6 +29,7 @@ def make_paper(
     samples: int,
     out: Path | None,
     jobs: int,
+    tunes: bool,
     as_json: bool,
 ) -> None:
     """Make what is named, run what it needs, print the tables and say where everything is."""
@@ -50,6 +51,7 @@ def make_paper(
             samples,
             jobs,
             bar,
+            tunes,
         )
         study.check()
         for item in items:

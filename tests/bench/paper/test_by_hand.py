@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -264,9 +265,6 @@ def test_cosines(study, suite):
 
 def test_continual_fine_tuning(suite, tmp_path):
     """Trained on task after task in the order of each stream, with what the suite says of its training."""
-    import shutil
-
-    from mergeway.bench.protocol import orders
     from mergeway.train import Training, finetune
 
     copy = tmp_path / "suite"
@@ -290,6 +288,18 @@ def test_continual_fine_tuning(suite, tmp_path):
     first = comparison.accuracy_and_transfer(study)
     assert [row[2].mean for row in first.rows[2:4]] == pytest.approx([np.mean(by_task), np.mean(transfers)])
     assert len(list((tmp_path / "out" / "kept").glob("continual-3-*.json"))) == 2
+
+
+def test_without_continual_fine_tuning_nothing_is_trained(suite, tmp_path, call):
+    """The suite says how, but a user does not want it."""
+    copy = tmp_path / "suite"
+    shutil.copytree(suite, copy)
+    described = json.loads((copy / "suite.json").read_text())
+    (copy / "suite.json").write_text(json.dumps(described | {"training": {"steps": 3, "batch": 8}}))
+    how = ("--table", "ode-m-1", "--rules", "average", "--tasks", 2, "--orders", 1, "--out", tmp_path / "out")
+    rows = call("bench", copy, *how, "--no-continual", "--json").json()["tables"][0]["rows"]
+    assert [row["2 tasks"] for row in rows if row["rule"] == "continually fine-tuned"] == [None, None]
+    assert not list((tmp_path / "out" / "kept").glob("continual-*"))
 
 
 def test_options_of_a_rule():

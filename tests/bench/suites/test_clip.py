@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import hubcache
 import numpy as np
 import pytest
 import torch
 
+from mergeway.bench.recommended import recommended
 from mergeway.bench.suite import load_suite
 from mergeway.bench.suites import check_suite, named
 from mergeway.bench.suites.datasets import known_datasets
 from mergeway.bench.suites.named import BACKBONES, CLIP_TASKS, Recipe, recipes, write_recipe
+from mergeway.train import Training, finetune
 
 BACKBONE = BACKBONES["b32"]
 TASKS = ("mnist", "fer2013", "food101")  # usual columns, other columns, another test split
@@ -79,6 +82,18 @@ def plain_accuracy(model, tower, task, data):
     return pytest.approx(
         100 * np.mean(answers == np.array(labels)), abs=1e-4
     )  # the matrices are written to four places
+
+
+def test_experts_were_trained_as_opcm_says(suite):
+    """Appendix B: Adam, cosine from 1e-5, 4000 steps of 128, heads and projection as they are; nothing of a warm-up, a decay or a clip."""
+    training = recommended(suite, "training", Training, {})
+    assert (training.total_steps(10**6), training.batch, training.weight_decay, training.warmup) == (4000, 128, 0, 0)
+    assert [training.rate(step, 4000) for step in (0, 2000, 4000)] == pytest.approx([1e-5, 5e-6, 0])
+    assert training.clip > 1000
+    start = finetune(suite, "mnist", training=Training(steps=1, lr=0.0)).params
+    tuned = finetune(suite, "mnist", training=replace(training, steps=1, batch=4)).params
+    moved = {n for n in tuned if not torch.equal(tuned[n], start[n])}
+    assert moved and "visual_projection.weight" not in moved
 
 
 def test_heads_are_averaged_prompts(hub, suite):

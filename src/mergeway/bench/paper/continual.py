@@ -13,8 +13,8 @@ from mergeway.train import finetune
 
 
 def continual_streams(study: Study, length: int) -> list[tuple[tuple[str, ...], np.ndarray]] | None:
-    """Each order of the first `length` tasks with its accuracy matrix; None where the suite does not say how it was trained."""
-    if "training" not in study.suite.settings:
+    """Each order of the first `length` tasks with its accuracy matrix; None where nothing says how to train, or nobody wants it."""
+    if not study.tunes or "training" not in study.suite.settings:
         return None
     tasks = [t.name for t in study.suite.tasks[:length]]
     return [

@@ -44,7 +44,8 @@ def default_lengths(tasks: int) -> list[int]:
 class Study:
     """The suite, the protocol, and the directory that keeps what was run.
 
-    `rules` are those of the tables, `featured` those of figures that compare rules.
+    `rules` are those of the tables, `featured` those of figures that compare rules. Unless it `tunes`, the row of continual
+    fine-tuning stays empty.
     """
 
     suite: Suite
@@ -56,6 +57,7 @@ class Study:
     samples: int = 1024
     jobs: int = 1
     progress: Progress = SILENT
+    tunes: bool = True
 
     def check(self) -> None:
         """Refuse what cannot be run before anything is written."""

@@ -34,6 +34,16 @@ INCREMENTAL_BACKBONE = "b16"  # Section 5.1, Holistic CMM
 SPLITS = {"cifar100": (10, 20, 50), "imagenet-r": (5, 10, 20), "cub-200": (5, 10, 20), "cars": (5, 10, 20)}
 DOMAINS = ("office-31", "office-home", "domainnet", "imagenet-r-domains")
 LONGER = ("cub-200", "stanford-cars")  # 30 epochs a task instead of 10
+# How the experts of FusionBench were trained, and continual fine-tuning is (Appendices B and C.1, OPCM): Adam, a cosine, no decay.
+CLIP_TRAINING: dict[str, float | str] = {
+    "steps": 4000,
+    "lr": 1e-5,
+    "batch": 128,
+    "weight_decay": 0.0,
+    "warmup": 0.0,
+    "clip": 1e6,  # none
+    "freeze": "^visual_projection",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,9 @@ def write_recipe(recipe: Recipe, folder: Path, data: str | None = None) -> Suite
         **clip.settings(),
         "tasks": _own_heads(recipe, clip, folder) if own else _shared_head(recipe, clip, folder, data),
     }
-    if not own:
+    if own:
+        suite["training"] = CLIP_TRAINING
+    else:
         suite["protocol"] = recipe.protocol
     if recipe.protocol == "cil" and recipe.datasets[0] in LONGER:
         suite["training"] = {"epochs": 30}
