@@ -29,19 +29,25 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def divergence(logits: Tensor, answers: Tensor, temperature: float = 1.0) -> Tensor:
+def divergence(logits: Tensor, answers: Tensor, temperature: float = 1.0, own: Tensor | None = None) -> Tensor:
     """T²·KL(p ‖ q) of every row at temperature T, p from the arrival's logits and q from the model's.
 
     A sure arrival says little beside its likeliest class; divided by T its logits say how the others compare. The factor T² keeps
-    the gradient's size.
+    the gradient's size. With `own`, p is nothing but these classes: −log q(own) + T²·KL(p ‖ q given own), by the chain rule.
     """
     if logits.shape[-1] != answers.shape[-1]:
         raise OptionError(
             f"the arrival answered for {answers.shape[-1]} classes, but the head has {logits.shape[-1]}; a task keeps the head it came with"
         )
-    log_p = (answers.to(logits.device).float() / temperature).log_softmax(-1)
-    log_q = (logits.float() / temperature).log_softmax(-1)
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
+    answers, logits = answers.to(logits.device).float(), logits.float()
+    elsewhere: Tensor | float = 0.0
+    if own is not None:
+        own = own.to(logits.device)
+        elsewhere = logits.logsumexp(-1) - logits[..., own].logsumexp(-1)
+        answers, logits = answers[..., own], logits[..., own]
+    log_p = (answers / temperature).log_softmax(-1)
+    log_q = (logits / temperature).log_softmax(-1)
+    return elsewhere + temperature**2 * (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def top_divergence(logits: Tensor, answers: Tensor, tops: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ def total_loss(logits: Tensor, rows: Samples, temperature: float = 1.0) -> Tenso
         logits, answers = logits[:, :-1][here.to(logits.device)], answers[:, :-1][here]
         tops = None if tops is None else tops[:, :-1][here]
     if tops is None:
-        return divergence(logits, answers, temperature).sum()
+        return divergence(logits, answers, temperature, rows.own).sum()
     return top_divergence(logits, answers, tops).sum()
 
 

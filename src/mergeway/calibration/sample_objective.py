@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mergeway.calibration.batches import Batch, batch_passes, draw_batches
 from mergeway.calibration.loss import Predict, mean_loss, targets
+from mergeway.calibration.own_classes import with_own_classes
 from mergeway.calibration.samples import DEFAULT_SIZE, MINIBATCH, Samples, check_samples, draw, judges, shares
 from mergeway.calibration.teaching import TOP_K, answers_of, ask, copied_of, copies_of, told_apart
 from mergeway.errors import OptionError
@@ -64,8 +65,10 @@ class SampleObjective:
 
         All are kept, in the order they were drawn in, because a copy is made from its row's number and a sample before it.
         """
-        self._held, self._rows = held, rows or [list(range(len(task))) for task in held]
-        self.tasks = [task.rows(torch.tensor(own)).by_length() for task, own in zip(held, self._rows, strict=True)]
+        self._held, self._rows = with_own_classes(held), rows or [list(range(len(task))) for task in held]
+        self.tasks = [
+            task.rows(torch.tensor(own)).by_length() for task, own in zip(self._held, self._rows, strict=True)
+        ]
 
     def seen(self, count: int, weights: Sequence[float] | None = None) -> SampleObjective:
         """The objective of the first `count` tasks of the stream; the samples are shared out anew."""

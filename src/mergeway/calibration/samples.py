@@ -25,7 +25,8 @@ class Samples:
     """Examples of one task: inputs as the model takes them, row by row, and the task's frozen head if it has one.
 
     A head is one matrix of class vectors, or the named tensors that stand in for the model's own classifier. `answers` are the
-    arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`). Those to
+    arrival's own logits, [rows, 1 + copies, classes]: for the example, then for each of its copies (see `copies`), and `own` the
+    classes that it speaks of, [classes], where they are not all. Those to
     tokens, [rows, 1 + copies, places, 2k + 1], are log-probabilities of the k likeliest tokens and of k drawn ones, both in
     `tops`, and of all but the likeliest together.
     """
@@ -37,6 +38,7 @@ class Samples:
     shuffled: bool = False
     answers: Tensor | None = None
     tops: Tensor | None = None
+    own: Tensor | None = None
     # How the arrival wrote them itself, if it did, and the digest of the one that answered.
     written: str | None = None
     asked: str | None = None
