@@ -20,8 +20,8 @@ from mergeway.core import ranks
 from mergeway.errors import OptionError
 
 TRIM_EVERY = 1 << 25  # bytes of tensors walked between two times that memory is given back
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-_LARGE_BLOCK = 1 << 17
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_LARGE_BLOCK, _LARGEST_KEPT = 1 << 17, 1 << 25
 
 
 @contextlib.contextmanager
@@ -56,6 +56,7 @@ class MemoryTrimmer:
     """Counts the bytes that a walk has passed, and now and then gives the memory freed behind it back to the system."""
 
     def __init__(self) -> None:
+        _keep_freed_blocks()
         self._passed, self._lock, self._trim = 0, threading.Lock(), _glibc("malloc_trim")
 
     def passed(self, nbytes: int) -> None:
@@ -67,6 +68,16 @@ class MemoryTrimmer:
                 self._passed = 0
         if due and self._trim:
             self._trim(0)
+
+
+def _keep_freed_blocks() -> None:
+    """From now on memory that is freed stays until it is trimmed: a walk wants it back at once, and the system clears every page anew.
+
+    Both numbers are those that glibc comes to by itself where a block of 32 MiB was freed.
+    """
+    if set_option := _glibc("mallopt"):
+        set_option(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        set_option(_TRIM_THRESHOLD, 2 * _LARGEST_KEPT)
 
 
 def return_large_blocks() -> None:
