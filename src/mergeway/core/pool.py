@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import torch
@@ -20,8 +20,8 @@ from mergeway.core import ranks
 from mergeway.errors import OptionError
 
 TRIM_EVERY = 1 << 25  # bytes of tensors walked between two times that memory is given back
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-_LARGE_BLOCK, _LARGEST_KEPT = 1 << 17, 1 << 25
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of malloc.h, each with M_ before it
+_LARGE_BLOCK, _LARGEST_KEPT, _MAPPED_BLOCKS = 1 << 17, 1 << 25, 1 << 16
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ class MemoryTrimmer:
 
     def __init__(self) -> None:
         _keep_freed_blocks()
-        self._passed, self._lock, self._trim = 0, threading.Lock(), _glibc("malloc_trim")
+        self._passed, self._lock = 0, threading.Lock()
 
     def passed(self, nbytes: int) -> None:
         """The walk is done with so many bytes; may come from any thread."""
@@ -66,8 +66,8 @@ class MemoryTrimmer:
             due = self._passed >= TRIM_EVERY
             if due:
                 self._passed = 0
-        if due and self._trim:
-            self._trim(0)
+        if due:
+            return_freed_blocks()
 
 
 def _keep_freed_blocks() -> None:
@@ -78,6 +78,33 @@ def _keep_freed_blocks() -> None:
     if set_option := _glibc("mallopt"):
         set_option(_MMAP_THRESHOLD, _LARGEST_KEPT)
         set_option(_TRIM_THRESHOLD, 2 * _LARGEST_KEPT)
+
+
+@contextlib.contextmanager
+def keeping_freed_blocks() -> Generator[None]:
+    """Meanwhile blocks of any size stay when they are freed; at the end they go back.
+
+    A language model takes and frees the logits of its whole vocabulary in every pass. The system clears their pages each time,
+    which takes as long as the arithmetic. The price is holes: up to a sixth more memory was measured.
+    """
+    set_option = _glibc("mallopt")
+    if not set_option:
+        yield
+        return
+    set_option(_MMAP_MAX, 0)
+    set_option(_TRIM_THRESHOLD, -1)
+    try:
+        yield
+    finally:
+        set_option(_MMAP_MAX, _MAPPED_BLOCKS)
+        _keep_freed_blocks()
+        return_freed_blocks()
+
+
+def return_freed_blocks() -> None:
+    """Give back what is free now: before much is taken that does not fit into the holes that are left."""
+    if trim := _glibc("malloc_trim"):
+        trim(0)
 
 
 def return_large_blocks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from mergeway.calibration.objective import Objective
 from mergeway.calibration.sharded_objective import ShardedObjective
 from mergeway.calibration.split_objective import SplitObjective
 from mergeway.checkpoint.writer import Sink
+from mergeway.core.pool import keeping_freed_blocks
 from mergeway.core.ranks import cut, offset
 from mergeway.core.tensors import TensorInfo, wide
 from mergeway.fold.folder import Asks, Folder, Standing, Target, slot_name
@@ -64,7 +66,9 @@ class ModelFolder(Folder):
         held = {slot: self._lent(state.read, slot) for slot in self.rule.slots} if state else {}
         base, target = self._lent(self.base.checkpoint.read), self._lent(arrival.read)
         self.progress.begin("merging", None, "passes")
-        merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team, self.progress))
+        # Ranks that gather layers would be left with holes as large as the model.
+        with keeping_freed_blocks() if self.team.count == 1 else nullcontext():
+            merged = self.rule.merge(at, Incoming(base, held, target, objective, self.team, self.progress))
         at, details = at.settled(merged.facts), dict(merged.details)
         if to.state is not None:
             for slot, tensors in merged.state.items():

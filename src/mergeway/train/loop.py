@@ -17,6 +17,7 @@ from mergeway.calibration.samples import Samples, require_labels
 from mergeway.calibration.suite import SuiteData
 from mergeway.checkpoint import Checkpoint, inspect_checkpoint, open_checkpoint
 from mergeway.checkpoint.directory import check_apart, check_free
+from mergeway.core.pool import keeping_freed_blocks
 from mergeway.core.progress import SILENT, Progress
 from mergeway.errors import OptionError
 from mergeway.model.tangent import Tangent
@@ -76,7 +77,8 @@ def finetune(
         "training": json.dumps(asdict(training)),
     }
     state = State(goal, described) if goal is not None else None
-    work.run(state, save_every, progress)
+    with keeping_freed_blocks():
+        work.run(state, save_every, progress)
     done = Finetuned(goal, work.tensors(), work.moments(), work.log)
     if goal is not None and state is not None:
         behind = [*(begun.learned or ()), *names]

@@ -78,7 +78,7 @@ class Directions:
         moved = dict(ground)
         with torch.no_grad():
             for name, c in gains.items():
-                moved[name] = ground[name] + self._update(name, c).reshape(ground[name].shape)
+                moved[name] = self._update(name, c).reshape(ground[name].shape).add_(ground[name])
         return moved
 
     def add_to(self, params: Params, gains: Params) -> None:
@@ -89,11 +89,12 @@ class Directions:
 
     def of_gains(self, gradients: Params) -> Params:
         """The gradient with respect to the gains, from that of the tensors."""
-        found: Params = {}
+        # All are there before the first is worked out: among what that takes they would leave holes.
+        found = {name: torch.empty_like(self.lengths[name]) for name in gradients}
         for name, g in gradients.items():
             u, vt = self._vectors(name, g.dtype)
             along = (g * u).sum().reshape(1) if vt is None else ((u.mT @ g.reshape(len(u), vt.shape[1])) * vt).sum(1)
-            found[name] = along * self.lengths[name]
+            torch.mul(along, self.lengths[name], out=found[name])
         if self.team.count > 1 and found:  # each rank has found what its rows say
             together = torch.cat([*found.values()])
             self.team.add_in_place(together)

@@ -7,6 +7,7 @@ from math import cos, pi
 import torch
 
 from mergeway.calibration.objective import Objective
+from mergeway.core.pool import return_freed_blocks
 from mergeway.core.progress import SILENT, Progress
 from mergeway.rules.rule import Params
 from mergeway.rules.steer.directions import Directions
@@ -45,6 +46,7 @@ class Lesson:
         losses: list[float] = []
         if self._adam is None:
             return losses
+        return_freed_blocks()  # Adam's moments, which come with the first step, do not fit where others were
         self._progress.begin("teaching", steps, "steps")
         for rows in loss.batches(steps, batch):
             for group, rate in zip(self._adam.param_groups, self._rates, strict=True):

@@ -72,7 +72,9 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         scale, directions = self.shrink * found.scale, found.directions
 
         def begin() -> Params:
-            return directions.added(sums.ground(), directions.gains(scale))
+            model = sums.ground()
+            directions.add_to(model, directions.gains(scale))
+            return model
 
         steps = self._steps(at.step, found.loss)
         rates = self.rate, self.weight_rate * facts["update"]
@@ -85,12 +87,11 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
         # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
         facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, SURE * doubt))
-        carried, start = given.state["carried"], begin()
-        learned = (
-            {n: self.carry * (carried[n] + model[n] - start[n]) for n in start} if not facts["forgot"] else sums.zeros()
-        )
-        deployed = plain.model() if facts["fell_back"] else model
-        return Merged({"sum": dict(sums.total()), "carried": learned}, deployed, facts, {"losses": taught.losses})
+        learned = sums.zeros() if facts["forgot"] else sums.carried_on(self.carry, begin(), model)
+        if facts["fell_back"]:
+            del model  # before the other one takes its room
+            model = plain.model()
+        return Merged({"sum": dict(sums.total()), "carried": learned}, model, facts, {"losses": taught.losses})
 
     def _steps(self, k: int, loss: float) -> int:
         near = min(1.0, loss / self.far) if self.far else 1.0

@@ -16,7 +16,10 @@ from mergeway.rules.steer.directions import Directions, whole_shape
 
 @dataclass(frozen=True)
 class Sums:
-    """What a fold adds up. It is read and added anew each time: what is not kept takes no memory while the model is taught."""
+    """What a fold adds up. It is read and added anew each time: what is not kept takes no memory while the model is taught.
+
+    Each tensor is worked out in the one that is kept: what else is taken on the way leaves holes as large as the model.
+    """
 
     at: Fold
     given: Incoming
@@ -25,17 +28,22 @@ class Sums:
         """Σ w_i δ_i, the new arrival among them."""
         before = self.given.state.get("sum")
         for n, b in self.given.base.items():
-            delta = self.at.weight * (self.given.arrival[n] - b)
-            yield n, delta if before is None else before[n] + delta
+            delta = (self.given.arrival[n] - b).mul_(self.at.weight)
+            yield n, delta if before is None else delta.add_(before[n])
 
     def mean(self) -> Params:
         """The base with the mean of the updates."""
-        return {n: self.given.base[n] + s / (self.at.step * self.at.mean_weight) for n, s in self.total()}
+        return {n: s.div_(self.at.step * self.at.mean_weight).add_(self.given.base[n]) for n, s in self.total()}
 
     def ground(self) -> Params:
         """The base with what is carried on from earlier folds."""
         carried = self.given.state["carried"]
         return {n: b + carried[n] for n, b in self.given.base.items()}
+
+    def carried_on(self, share: float, start: Params, model: Params) -> Params:
+        """R_k = share·(R_{k−1} + model − start); a tensor of the start goes as soon as it was used."""
+        carried = self.given.state["carried"]
+        return {n: (carried[n] + model[n]).sub_(start.pop(n)).mul_(share) for n in list(start)}
 
     def zeros(self) -> Params:
         return {n: torch.zeros_like(b) for n, b in self.given.base.items()}
