@@ -4,7 +4,7 @@ What AdaMerging and SAMerging move: θ = ψ_0 + Σ_i λ_{i,n} δ_{i,n} for every
 temperature of `steer`, with every expert at hand at once and as many batches as a stream of `steer` takes in all its folds. The rates stand side by side;
 taking the best one means choosing by test data, which favours this control.
 
-    python benchmarks/coefficients.py SUITE [--rates 3e-3,1e-2,3e-2] [--samples 1024] [--number 0] [--out FILE]
+    python benchmarks/coefficients.py SUITE [--rates 3e-3,1e-2,3e-2] [--samples 1024] [--number 0] [--autocast] [--out FILE]
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def main() -> None:
     parser.add_argument("--rates", default="3e-3,1e-2,3e-2")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--number", type=int, default=0, help="the draw of the samples (default 0)")
+    parser.add_argument("--autocast", action="store_true", help="matrix products in bfloat16")
     parser.add_argument("--out", type=Path, help="keep every number here, and go on from it")
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    suite, kept = find_suite(given.suite), Kept(given.out)
+    suite, kept = find_suite(given.suite, given.autocast), Kept(given.out)
     print("| rate | accuracy | loss of the last batches |\n|---|---|---|")
     for rate in given.rates.split(","):
         found = kept.get(
-            f"{suite.name} {given.samples} {rate} {given.number}",
+            f"{suite.name} {given.samples} {rate} {given.number}{' autocast' if given.autocast else ''}",
             partial(taught, suite, float(rate), given.samples, given.number),
         )
         print(f"| {rate} | {found['accuracy']:.1f} | {found['loss']:.3f} |", flush=True)

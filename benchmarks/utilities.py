@@ -3,7 +3,7 @@
 One draw of utilities, normalised, and one order of the arrivals for each number; nothing is judged on the way, so rules whose
 memory takes no data merge once a stream. Where `bench --utilities random` gives whole matrices, this gives their last rows.
 
-    python benchmarks/utilities.py SUITE [--rules average,steer] [--draws 3] [--samples 1024] [--out FILE]
+    python benchmarks/utilities.py SUITE [--rules average,steer] [--draws 3] [--samples 1024] [--autocast] [--out FILE]
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ def main() -> None:
     parser.add_argument("--rules", default="all")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--autocast", action="store_true", help="matrix products in bfloat16")
     parser.add_argument("--out", type=Path, help="keep every number here, and go on from it")
     given = parser.parse_args()
     torch.set_num_threads(1)
 
     from mergeway.rules import RULES
 
-    suite, kept = find_suite(given.suite), Kept(given.out)
+    suite, kept = find_suite(given.suite, given.autocast), Kept(given.out)
+    autocast = " autocast" if given.autocast else ""
     rules = list(RULES) if given.rules == "all" else given.rules.split(",")
     found = {
         rule: [
             kept.get(
-                f"{suite.name} {given.samples} {rule} {number}", partial(weighted, suite, rule, number, given.samples)
+                f"{suite.name} {given.samples} {rule} {number}{autocast}",
+                partial(weighted, suite, rule, number, given.samples),
             )["acc_w"]
             for number in range(given.draws)
         ]
