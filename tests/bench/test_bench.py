@@ -310,7 +310,7 @@ def _timings(out) -> dict[tuple[str, int], float]:
 @pytest.mark.parametrize("rule", sorted(ALL_RULES))
 def test_every_rule_goes_on_from_its_memory(suite, monkeypatch, tmp_path, rule):
     monkeypatch.setattr(stream, "KEEP_AFTER", 0.0)
-    cell = plan(suite, [rule], [3], 1, "random", 12)[0]
+    cell = plan(suite, [rule], [3], 1, "random", 24)[0]
     whole = list(stream.run_cell(suite, cell))
     for stop in (1, 2):
         underway = stream.Underway(tmp_path / str(stop))

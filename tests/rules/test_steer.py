@@ -543,6 +543,53 @@ def test_a_taught_model_must_be_better_by_two_parts_in_the_root_of_n(held_end, f
     assert (last.at.facts["fell_back"], last.at.facts["forgot"]) == (fell_back, 0.0)
 
 
+class Shared(FunctionObjective):
+    """A function that counts the samples of its tasks: n in all, the same number of each task seen, of documents or not."""
+
+    def __init__(self, loss, n, documents, seen=1):
+        super().__init__(loss)
+        labels = torch.zeros(n // seen, 4, dtype=torch.long) if documents else torch.zeros(n // seen, dtype=torch.long)
+        self.tasks = [mw.Samples("a task", {"input_ids": torch.zeros(n // seen, 4)}, labels) for _ in range(seen)]
+        self._made = loss, n, documents
+
+    def seen(self, count, weights=None):
+        return Shared(*self._made, count)
+
+    def split(self):
+        return self, _in_turn(WHOLE)
+
+
+@pytest.mark.parametrize(("n", "documents", "taught"), [(31, False, 3), (32, False, 4), (7, True, 3), (8, True, 4)])
+def test_fewer_than_eight_samples_of_a_task_or_two_documents_teach_nothing(n, documents, taught):
+    """The plain merge is deployed, without a gradient; what earlier folds have learned shrinks as it would have."""
+    s = make_stream(24, count=4, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
+    backward = []
+
+    def counting(params):
+        value = torch_loss(params)
+        backward.append(value.requires_grad)
+        return value
+
+    folds, carried = [], []
+    for step in fold_steps(s.base, s.arrivals, mw.rules.Steer(**OPTIONS), objective=Shared(counting, n, documents)):
+        folds.append(dict(step.at.facts) | {"backward": sum(backward)})
+        carried.append({name: step.state.read(name) for name in step.state.infos if "carried" in name})
+        backward.clear()
+    assert [k for k, f in enumerate(folds, 1) if f["backward"]] == list(range(2, taught + 1))
+    if taught == 4:
+        assert "too_few" not in folds[-1]
+        return
+    last = folds[-1]
+    assert (last["fell_back"], last["gradients"], last["too_few"]) == (1.0, 0.0, float(n // 4))
+    rule, options = ("iso", {"scaling": "auto"}) if last["plain_flat"] else ("average", {})
+    plain = mw.merge(s.base, s.arrivals, rule, **options)
+    assert relative_error(updates_of(s.base, step.params), updates_of(s.base, plain)) < 1e-9
+    assert any(t.any() for t in carried[2].values())
+    for name, before in carried[2].items():
+        torch.testing.assert_close(carried[3][name], OPTIONS["carry"] * before)
+
+
 def test_nothing_is_carried_on_from_a_stream_that_always_ends_worse():
     """With every fold at the mean, the third is what it would be without the second's teaching, whatever is carried."""
     s = make_stream(19, count=3, dtype=torch.float64)

@@ -27,7 +27,7 @@ from mergeway.rules import make
 # Few steps, so that a fold takes a moment; a memory that shrinks with every task.
 # At a higher temperature these random models learn too little in three steps for the samples to tell.
 QUICK = {"steer": {"steps": 3, "most": 8, "batch": 12, "temperature": 1.0}, "ode": {"step": 0.2, "guidance": 0.5}}
-BOUNDS = Bounds(20, copies=2)
+BOUNDS = Bounds(24, copies=2)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_folding_again_after_a_rollback_gives_the_same_bits(vision, bare, tmp_pa
 def test_copies_of_a_trunk_and_of_an_arrival(vision, bare, tmp_path, call):
     trunk = tmp_path / "trunk"
     sets = [word for k, v in QUICK["steer"].items() for word in ("--set", f"{k}={v}")]
-    call("init", trunk, "--base", vision.base, "--rule", "steer", *sets, "--memory", 12, "--copies", 3).ok()
+    call("init", trunk, "--base", vision.base, "--rule", "steer", *sets, "--memory", 24, "--copies", 3).ok()
     ants, bees, cats = vision.tasks
     call("add", trunk, *words(bare, ants)).ok()
     call("add", trunk, *words(bare, bees, "--copies", 1)).ok()
@@ -231,16 +231,16 @@ def test_copies_of_a_trunk_and_of_an_arrival(vision, bare, tmp_path, call):
     held = call("memory", trunk, "--json").json()
     assert held["copies"] == 3
     assert [(r["task"], r["samples"], r["copies"], r["answers"]) for r in held["tasks"]] == [
-        ("ants", 4, 3, 16),
-        ("bees", 4, 1, 8),
-        ("cats", 4, 0, 4),
+        ("ants", 8, 3, 32),
+        ("bees", 8, 1, 16),
+        ("cats", 8, 0, 8),
     ]
     shown = call("memory", trunk).ok().out
     assert [line.split() for line in shown.splitlines()[:4]] == [
         ["task", "samples", "copies", "answers"],
-        ["ants", "4", "3", "16"],
-        ["bees", "4", "1", "8"],
-        ["cats", "4", "0", "4"],
+        ["ants", "8", "3", "32"],
+        ["bees", "8", "1", "16"],
+        ["cats", "8", "0", "8"],
     ]
     assert f"{held['bytes']} bytes" in shown
     assert held["bytes"] == sum(p.stat().st_size for p in (trunk / "steps" / "000003").glob("calibration*"))
@@ -305,6 +305,15 @@ def test_a_fold_that_was_not_taught_says_so(vision, bare, tmp_path, call, monkey
     ants, bees, _ = vision.tasks
     call("add", trunk, *words(bare, ants)).ok()
     found = notes_of(call, trunk, call("add", trunk, *words(bare, bees)).ok().out)
+    assert len(found) == 3 and all(wanted in note for note in found)
+
+
+def test_a_fold_with_too_few_samples_to_teach_says_so(vision, bare, tmp_path, call):
+    trunk = start(tmp_path / "trunk", vision, "steer", Bounds(15, copies=2)).path
+    ants, bees, _ = vision.tasks
+    call("add", trunk, *words(bare, ants)).ok()
+    found = notes_of(call, trunk, call("add", trunk, *words(bare, bees)).ok().out)
+    wanted = "not taught: a task has only 7 samples, too few to teach and to judge by; deployed is the "
     assert len(found) == 3 and all(wanted in note for note in found)
 
 

@@ -125,6 +125,8 @@ def _unlike(record: Record) -> str:
 def _falling_back(facts: Mapping[str, float]) -> str:
     """What was deployed in place of a taught model, and why; before there was a choice it was always the mean."""
     plain = "the flat sum (iso, scaling=auto)" if facts.get("plain_flat") else "the mean"
+    if facts.get("too_few"):
+        return f"not taught: a task has only {facts['too_few']:.0f} samples, too few to teach and to judge by; deployed is {plain} of the updates"
     held = facts.get("held_plain", facts.get("held_mean", float("nan")))
     taught = f"on held-back samples its loss is {facts['held_end']:.4g}, and without teaching {held:.4g}"
     return f"fell back to {plain} of the updates, as the taught model is not clearly better: {taught}"

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from mergeway.calibration.batches import DOCUMENT
 from mergeway.calibration.objective import Objective
 from mergeway.rules.rule import Params
 
 SURE = 2.0  # times what n samples cannot tell, by which a taught model must be better than a plain merge
+FEWEST = 8  # samples of a task: seven to teach and one to judge; fewer teach little, and judge it too kindly
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 
 
@@ -24,6 +26,12 @@ def glance_at(loss: Objective) -> Callable[[Params], float]:
         return math.inf if math.isnan(found) else found
 
     return glance
+
+
+def too_few(loss: Objective) -> int:
+    """How many samples the smallest task has, if those are too few to be taught by; otherwise 0. A function is all there is."""
+    counts = (len(task) for task in loss.tasks if len(task) * (DOCUMENT if task.documents else 1) < FEWEST)
+    return min(counts, default=0)
 
 
 def doubt_of(loss: Objective) -> float:

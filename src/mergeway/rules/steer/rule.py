@@ -8,7 +8,7 @@ from typing import Literal
 from mergeway.rules.options import check_range
 from mergeway.rules.rule import ByRows, Fold, Incoming, Merged, ModelRule, Params, SeesMatrices, WantsAnswers
 from mergeway.rules.steer.course import Course, share_of_gradient
-from mergeway.rules.steer.looks import SURE, doubt_of, glance_at, is_clearly_lower
+from mergeway.rules.steer.looks import SURE, doubt_of, glance_at, is_clearly_lower, too_few
 from mergeway.rules.steer.start import find_plain, find_start
 from mergeway.rules.steer.sums import Sums, sizes_of_updates
 
@@ -26,8 +26,8 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
 
     One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
     more than n samples can tell, one part in √n. If less than half is kept, it is taken again at a third and a ninth of the rates. If the
-    best of it is not better than the plain merge by twice as much, the plain merge is deployed; if it is worse by twice as much, nothing
-    is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
+    best of it is not better than the plain merge by twice as much, or a task has fewer than 8 samples, the plain merge is deployed; if it
+    is worse by twice as much, nothing is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
     """
 
     name = "steer"
@@ -63,11 +63,15 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         facts, sums = sizes_of_updates(at, given, self.sees_matrix), Sums(at, given)
         if at.step == 1:
             return Merged({"sum": dict(sums.total()), "carried": sums.zeros()}, {**given.arrival}, facts)
-        fit, judge = given.objective.split()
-        glance, doubt = glance_at(judge), doubt_of(given.objective)
         flat = sums.directions(self.sees_matrix)
         plain = find_plain(flat, at, sums, facts["spread"], given.objective)
-        held_plain = glance(plain.model())
+        facts["plain_flat"] = float(plain.is_flat)
+        if fewest := too_few(given.objective):
+            facts |= {"gradients": 0.0, "fell_back": 1.0, "too_few": float(fewest)}
+            return Merged({"sum": dict(sums.total()), "carried": sums.untaught(self.carry)}, plain.model(), facts)
+        fit, judge = given.objective.split()
+        glance, doubt = glance_at(judge), doubt_of(given.objective)
+        facts["held_plain"] = held_plain = glance(plain.model())
         found = find_start(self.start, flat, at, sums, fit)
         scale, directions = self.shrink * found.scale, found.directions
 
@@ -76,14 +80,15 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
             directions.add_to(model, directions.gains(scale))
             return model
 
-        steps = self._steps(at.step, found.loss)
+        near = min(1.0, found.loss / self.far) if self.far else 1.0
+        steps = round(min(self.steps * at.step, self.most) * max(0.25, near))
         rates = self.rate, self.weight_rate * facts["update"]
         course = Course(begin, directions, steps, self.batch, *rates, doubt, given.progress)
         slower = max(0, int(at.facts.get("slower", 0)) - 1)
         model, taught, lessons = course.teach(fit.softened(self.temperature), glance, slower)
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
-        facts |= {"gradients": lessons * steps * share_of_gradient(self.batch, given.objective)}
-        facts |= {"held_plain": held_plain, "held_end": taught.loss, "plain_flat": float(plain.is_flat)}
+        facts["gradients"] = lessons * steps * share_of_gradient(self.batch, given.objective)
+        facts["held_end"] = taught.loss
         facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
         # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
         facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, SURE * doubt))
@@ -92,7 +97,3 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
             del model  # before the other one takes its room
             model = plain.model()
         return Merged({"sum": dict(sums.total()), "carried": learned}, model, facts, {"losses": taught.losses})
-
-    def _steps(self, k: int, loss: float) -> int:
-        near = min(1.0, loss / self.far) if self.far else 1.0
-        return round(min(self.steps * k, self.most) * max(0.25, near))

@@ -45,6 +45,10 @@ class Sums:
         carried = self.given.state["carried"]
         return {n: (carried[n] + model[n]).sub_(start.pop(n)).mul_(share) for n in list(start)}
 
+    def untaught(self, share: float) -> Params:
+        """The same where nothing was taught."""
+        return {n: share * carried for n, carried in self.given.state["carried"].items()}
+
     def zeros(self) -> Params:
         return {n: torch.zeros_like(b) for n, b in self.given.base.items()}
 
