@@ -184,13 +184,19 @@ def in_numpy(params):
     return {n: t.numpy() for n, t in params.items()}
 
 
-def compare(s, weights, options, objective=None):
+def compare(s, weights, options, objective=None, fall_back=True):
     """Every fold of the stream against the oracle; the facts of each."""
     torch_loss, gradient = loss_of(s.arrivals, weights)
     oracle = Oracle(in_numpy(s.base), gradient, **options)
     found = []
     for step, delta, weight in zip(
-        fold_steps(s.base, s.arrivals, mw.rules.Steer(**options), weights, objective or Disagreeing(torch_loss)),
+        fold_steps(
+            s.base,
+            s.arrivals,
+            mw.rules.Steer(**options, fall_back=fall_back),
+            weights,
+            objective or Disagreeing(torch_loss),
+        ),
         s.deltas,
         weights,
         strict=True,
@@ -199,7 +205,7 @@ def compare(s, weights, options, objective=None):
         mean = bool(facts.get("from_mean"))
         best = 0.0 if options["start"] == "base" else facts.get("mean" if mean else "flat")
         fell_back = ("flat" if facts["plain_flat"] else "mean") if facts.get("fell_back") else None
-        lost = facts.get("held_plain", 0.0) < facts.get("held_end", 0.0)
+        lost = fall_back and facts.get("held_plain", 0.0) < facts.get("held_end", 0.0)
         assert facts.get("forgot", 0.0) == lost
         expected = oracle.add(
             delta, weight, best, fell_back, mean, facts.get("kept", 1.0), facts.get("slower", 0), lost
@@ -521,6 +527,18 @@ def test_a_loss_that_is_no_number_on_what_was_held_back_falls_back():
     values = itertools.chain([torch.tensor(1.0)], itertools.repeat(torch.tensor(math.nan)))
     facts = compare(s, [1.0] * 2, OPTIONS, Disagreeing(torch_loss, lambda params: next(values), {2}))
     assert facts[-1]["fell_back"] == 1.0
+
+
+def test_a_control_deploys_what_it_was_taught_whatever_judges():
+    """Every look is worse than the one before, and two samples of a task are too few; the oracle has no plain merge."""
+    s = make_stream(16, count=4, dtype=torch.float64)
+    torch_loss, _ = loss_of(s.arrivals, [1.0] * 4)
+    looks = itertools.count(1)
+    objective = Disagreeing(torch_loss, lambda params: torch.tensor(float(next(looks))), {2, 3, 4})
+    objective.tasks = [mw.Samples(name, {"x": torch.zeros(2, 1)}, torch.zeros(2, dtype=torch.long)) for name in "ab"]
+    facts = compare(s, [1.0] * 4, OPTIONS | {"start": "base", "rate": 0.0}, objective, fall_back=False)
+    for f in facts[1:]:
+        assert f["held_end"] > f["held_plain"] and (f["fell_back"], f["forgot"]) == (0.0, 0.0)
 
 
 def test_what_cannot_be_told_from_the_plain_merge_is_carried_on():

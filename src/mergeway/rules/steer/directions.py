@@ -81,11 +81,12 @@ class Directions:
                 moved[name] = self._update(name, c).reshape(ground[name].shape).add_(ground[name])
         return moved
 
-    def add_to(self, params: Params, gains: Params) -> None:
+    def add_to(self, params: Params, gains: Params) -> Params:
         """The same, in place."""
         with torch.no_grad():
             for name, c in gains.items():
                 params[name] += self._update(name, c).reshape(params[name].shape)
+        return params
 
     def of_gains(self, gradients: Params) -> Params:
         """The gradient with respect to the gains, from that of the tensors."""

@@ -28,6 +28,7 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
     more than n samples can tell, one part in √n. If less than half is kept, it is taken again at a third and a ninth of the rates. If the
     best of it is not better than the plain merge by twice as much, or a task has fewer than 8 samples, the plain merge is deployed; if it
     is worse by twice as much, nothing is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
+    `fall_back=false` deploys what was taught in any case, so that a control is what its name says.
     """
 
     name = "steer"
@@ -46,6 +47,7 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
     temperature: float = 3.0
     start: Literal["auto", "flat", "mean", "base"] = "auto"
     labels: bool = False
+    fall_back: bool = True
     linear: str | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         flat = sums.directions(self.sees_matrix)
         plain = find_plain(flat, at, sums, facts["spread"], given.objective)
         facts["plain_flat"] = float(plain.is_flat)
-        if fewest := too_few(given.objective):
+        if (fewest := too_few(given.objective)) and self.fall_back:
             facts |= {"gradients": 0.0, "fell_back": 1.0, "too_few": float(fewest)}
             return Merged({"sum": dict(sums.total()), "carried": sums.untaught(self.carry)}, plain.model(), facts)
         fit, judge = given.objective.split()
@@ -76,9 +78,7 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         scale, directions = self.shrink * found.scale, found.directions
 
         def begin() -> Params:
-            model = sums.ground()
-            directions.add_to(model, directions.gains(scale))
-            return model
+            return directions.add_to(sums.ground(), directions.gains(scale))
 
         near = min(1.0, found.loss / self.far) if self.far else 1.0
         steps = round(min(self.steps * at.step, self.most) * max(0.25, near))
@@ -89,9 +89,9 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
         facts["gradients"] = lessons * steps * share_of_gradient(self.batch, given.objective)
         facts["held_end"] = taught.loss
-        facts["fell_back"] = float(not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
+        facts["fell_back"] = float(self.fall_back and not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
         # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
-        facts["forgot"] = float(is_clearly_lower(held_plain, taught.loss, SURE * doubt))
+        facts["forgot"] = float(self.fall_back and is_clearly_lower(held_plain, taught.loss, SURE * doubt))
         learned = sums.zeros() if facts["forgot"] else sums.carried_on(self.carry, begin(), model)
         if facts["fell_back"]:
             del model  # before the other one takes its room
