@@ -129,7 +129,7 @@ def _falling_back(facts: Mapping[str, float]) -> str:
         return f"not taught: a task has only {facts['too_few']:.0f} samples, too few to teach and to judge by; deployed is {plain} of the updates"
     held = facts.get("held_plain", facts.get("held_mean", float("nan")))
     taught = f"on held-back samples its loss is {facts['held_end']:.4g}, and without teaching {held:.4g}"
-    return f"fell back to {plain} of the updates, as the taught model is not clearly better: {taught}"
+    return f"fell back to {plain} of the updates, as the taught model is not better: {taught}"
 
 
 def _shortened(kept: float) -> str:

@@ -11,7 +11,7 @@ from mergeway.calibration.batches import DOCUMENT
 from mergeway.calibration.objective import Objective
 from mergeway.rules.rule import Params
 
-SURE = 2.0  # times what n samples cannot tell, by which a taught model must be better than a plain merge
+SURE = 2.0  # times what n samples cannot tell: a taught model that is worse by that than a plain merge is forgotten
 FEWEST = 8  # samples of a task: seven to teach and one to judge; fewer teach little, and judge it too kindly
 GLANCE = 256  # samples and copies on which a model is looked at without being taught
 

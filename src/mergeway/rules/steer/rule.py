@@ -26,8 +26,8 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
 
     One sample in sixteen is never taught, in no fold: it judges. The lesson is kept, or half, .. or nothing of it where that is better by
     more than n samples can tell, one part in √n. If less than half is kept, it is taken again at a third and a ninth of the rates. If the
-    best of it is not better than the plain merge by twice as much, or a task has fewer than 8 samples, the plain merge is deployed; if it
-    is worse by twice as much, nothing is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
+    best of it is not better than the plain merge, or a task has fewer than 8 samples, the plain merge is deployed; if it is worse by two
+    parts in √n, nothing is carried. Plain is `iso` with `scaling=auto`, or the mean where it is better by one part in √n.
     `fall_back=false` deploys what was taught in any case, so that a control is what its name says.
     """
 
@@ -89,8 +89,8 @@ class Steer(SeesMatrices, WantsAnswers, ByRows, ModelRule):
         facts |= found.facts | {"scale": scale, "steps": steps, "kept": taught.kept, "slower": taught.slower}
         facts["gradients"] = lessons * steps * share_of_gradient(self.batch, given.objective)
         facts["held_end"] = taught.loss
-        facts["fell_back"] = float(self.fall_back and not is_clearly_lower(taught.loss, held_plain, SURE * doubt))
-        # What the samples cannot tell from the plain merge is not deployed, but the next arrival may build on it.
+        facts["fell_back"] = float(self.fall_back and not taught.loss < held_plain)
+        # What is not better than the plain merge is not deployed, but unless it is clearly worse the next arrival may build on it.
         facts["forgot"] = float(self.fall_back and is_clearly_lower(held_plain, taught.loss, SURE * doubt))
         learned = sums.zeros() if facts["forgot"] else sums.carried_on(self.carry, begin(), model)
         if facts["fell_back"]:
