@@ -195,11 +195,14 @@ def _same_rules() -> Iterator[None]:
 def rewrite(names: Sequence[str]) -> None:
     """Bring the output of every page, or of those named, up to date, leaving alone what differs only by dates and digests."""
     torch.set_num_threads(1)
+    wanted = {Path(name).name for name in names}
+    if unknown := wanted - {path.name for path in pages()}:
+        raise SystemExit(f"no page is called {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
         stream = make_stream(Path(folder) / "stream")
         for number, path in enumerate(pages()):
             text = path.read_text(encoding="utf-8")
-            if not blocks(text) or (names and path.name not in names):
+            if not blocks(text) or (names and path.name not in wanted):
                 continue
             fresh = run_page(path, stream, Path(folder) / f"page-{number}")
             if plain(fresh) != plain(text):
